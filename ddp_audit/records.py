@@ -423,7 +423,11 @@ class CheckInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How one check ended. ``measured`` and ``limit`` are in ``unit``."""
+    """How one check ended. ``measured`` and ``limit`` are in ``unit``.
+
+    ``title``, ``why`` and ``needs`` are the check's own words (``CheckInfo``): the judge copies
+    them here, because renderers know no checks.
+    """
 
     id: str
     kind: str
@@ -442,6 +446,9 @@ class Finding:
     fix: str | None = None
     why_inconclusive: str | None = None
     suppressed: str | None = None
+    title: str | None = None  # failure_title when the outcome is fail, else title
+    why: str | None = None
+    needs: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
