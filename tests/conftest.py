@@ -41,14 +41,14 @@ def missing_netns() -> str | None:
     name = f"ddpa-try-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode:
-        return f"needs the right to make network namespaces: run outside a container, or with --privileged ({made.stderr.strip()})"
+        return f"needs the right to make network namespaces, such as a privileged container: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
     return None
 
 
 @functools.cache
 def missing_gpu() -> str | None:
-    """Why no GPU test can run here, or ``None``; asked of the driver's device file, so that torch is not loaded for it."""
+    """Why no GPU test can run here, or ``None``; the driver's device file says so without loading torch."""
     return None if Path("/dev/nvidia0").exists() else "needs a CUDA device: make gpu-check"
 
 

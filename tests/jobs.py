@@ -99,7 +99,7 @@ class JobRun:
 
     @property
     def journals(self) -> list[Path]:
-        return sorted((self.out / "journal").glob("*.ddpa"))
+        return sorted((self.out / "journal").glob("*.journal"))
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
