@@ -1,0 +1,1 @@
+"""The jobs that ``ddp-audit demo`` runs. They need nothing but torch."""
