@@ -1,0 +1,1 @@
+"""Between ranks: the live channel, the merge of journals, the evidence."""
