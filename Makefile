@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(s
 	>/dev/null 2>&1 && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help demo test test-all lint types bench bench-quick gpu-check accuracy gallery docs system-packages clean
@@ -25,11 +25,13 @@ $(BIN)/python:
 
 # the tool alone, as a user installs it
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing ddp-audit and torch into $(VENV): some minutes the first time"
 	$(PIP_INSTALL) -e .
 	@touch $@
 
 # the tool, the frameworks it is tested with, and the test tools
 $(VENV)/.installed-all: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing ddp-audit, torch, frameworks and test tools into $(VENV): some minutes the first time"
 	$(PIP_INSTALL) -e '.[test,frameworks,dev]'
 	@touch $@ $(VENV)/.installed
 

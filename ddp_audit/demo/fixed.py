@@ -38,10 +38,10 @@ class Loader:
     def __init__(self, dataset: Clips, batch_size: int) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
-        self._sampler: DistributedSampler[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._sampler: DistributedSampler[int] | None = None
 
     @property
-    def sampler(self) -> DistributedSampler[tuple[torch.Tensor, torch.Tensor]]:
+    def sampler(self) -> DistributedSampler[int]:
         """Made when first needed: rank and world size are known by then."""
         if self._sampler is None:
             self._sampler = DistributedSampler(self.dataset, shuffle=True, seed=0)
