@@ -58,8 +58,8 @@ def _unhealthy(page: _Page, audit: Audit) -> None:
     tone = words.VERDICT_TONES[audit.verdict]
     mark = f"{words.GLYPHS[tone]} {audit.verdict.value}"
     page.line(f"{mark}  ", words.one_line(audit.headline), tone=tone, mark=mark, indent=2)
-    backend = audit.provenance.backend
-    facts = [f"ddp-audit {audit.tool_version}", words.ranks_stated(audit), words.count(audit.num_steps, "step"), backend]
+    facts = [f"ddp-audit {audit.tool_version}", words.ranks_stated(audit), words.count(audit.num_steps, "step")]
+    facts.append(audit.provenance.backend)
     page.line("", " · ".join(words.one_line(fact) for fact in facts if fact), indent=2)
     if audit.running:
         page.line("", _running(audit))
