@@ -1,0 +1,153 @@
+"""Start a command as a child and stand aside: terminal, streams, signals and exit are its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+SI_KERNEL = 0x80  # si_code of a signal that the terminal sent: the whole foreground group has it already
+TICK = 0.25  # seconds between two calls of ``tick``; short enough to see the pids of a job of a second
+
+_NOT_PASSED = {
+    "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH",
+    "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT", "SIGSYS", "SIGPIPE", "SIGXFSZ",
+}  # fmt: skip
+"""Faults of our own process, job control (which the terminal does for both), and what cannot be caught."""
+
+_RESET = {signal.SIGPIPE, signal.SIGXFSZ}
+"""Ignored by Python at its start; a program that is no Python must not inherit that."""
+
+
+class StartError(OSError):
+    """The command could not be started."""
+
+
+def run_child(
+    executable: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    tick: Callable[[int], None] | None = None,
+) -> int:
+    """Run to the end, passing on signals that were sent to this process alone.
+
+    Args:
+        executable, argv, env: as for ``execve``.
+        tick: called with the child's pid every ``TICK`` seconds while it runs.
+
+    Returns:
+        The child's exit code, or minus the number of the signal that ended it.
+
+    Raises:
+        StartError: it could not be started.
+    """
+    passed = {s for s in signal.valid_signals() if not isinstance(s, signal.Signals) or s.name not in _NOT_PASSED}
+    waited = passed | {signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would take the exit code away
+    try:
+        child = _spawn(executable, argv, env, before)
+        while True:
+            code = _ended(child)
+            if code is not None:
+                return code
+            got = signal.sigtimedwait(waited, TICK)
+            if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != SI_KERNEL:
+                try:
+                    os.kill(child, got.si_signo)
+                except ProcessLookupError:
+                    pass
+            elif got is None and tick is not None:
+                tick(child)
+    finally:
+        while signal.sigtimedwait(waited, 0) is not None:
+            pass  # what came too late for the child must not hit the report
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _spawn(executable: str, argv: Sequence[str], env: Mapping[str, str], mask: set[int] | set[signal.Signals]) -> int:
+    def spawn(file: str, words: Sequence[str]) -> int:
+        return os.posix_spawn(file, list(words), dict(env), setsigmask=list(mask), setsigdef=list(_RESET))
+
+    try:
+        try:
+            return spawn(executable, argv)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            return spawn("/bin/sh", ["/bin/sh", executable, *argv[1:]])  # a script without #!, as a shell would
+    except OSError as error:
+        raise StartError(error.errno, f"{argv[0]}: {os.strerror(error.errno or 0)}") from error
+
+
+def _ended(child: int) -> int | None:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return None if pid == 0 else os.waitstatus_to_exitcode(status)
+
+
+def become(executable: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Turn this process into the command; the pid stays.
+
+    Raises:
+        StartError: it could not be started.
+    """
+    for name in _RESET:
+        signal.signal(name, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        try:
+            os.execve(executable, list(argv), dict(env))
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            os.execve("/bin/sh", ["/bin/sh", executable, *argv[1:]], dict(env))
+    except OSError as error:
+        raise StartError(error.errno, f"{argv[0]}: {os.strerror(error.errno or 0)}") from error
+
+
+def die_by(number: int) -> None:
+    """End this process by a signal, without a core of its own. Returns only if that failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    time.sleep(1)  # a stop signal would come here; the caller then exits with 128 + number
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this host runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2 :].split()[0] not in ("Z", "X")
+
+
+def parent_of(pid: int) -> int | None:
+    """Parent pid, or ``None`` when the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat[stat.rindex(")") + 2 :].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Whether a process leads back to another through its living parents."""
+    at: int | None = pid
+    for _ in range(64):
+        if at is None or at <= 1:
+            return False
+        if at == ancestor:
+            return True
+        at = parent_of(at)
+    return False

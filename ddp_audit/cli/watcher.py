@@ -1,0 +1,97 @@
+"""The process that shows the verdict of a job run inside its ranks; started by ``boot.watch``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ddp_audit.boot import folder, watch
+from ddp_audit.boot.supervise import alive
+from ddp_audit.cli import zero
+from ddp_audit.cli.follow import FolderFollower
+from ddp_audit.settings import Settings
+
+RESTART_WAIT = 3.0  # seconds in which a launcher that saw rank 0 die starts the next attempt
+
+
+def main(words: list[str]) -> int:
+    """``main([settings as JSON, pid of rank 0, its identity])``; always 0, nobody reads it."""
+    settings = Settings.from_json(words[0])
+    pid, identity = int(words[1]), words[2]
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(name, signal.SIG_IGN)  # they are meant for the job, whose end we wait for
+    os.nice(10)
+    out = Path(settings.out)
+    agent = _agent(pid)
+    mine = out / f".watcher-{settings.run_id}"
+    mine.write_text(str(os.getpid()))
+    last = time.monotonic()
+
+    def each() -> None:
+        nonlocal last
+        if time.monotonic() - last > 5:
+            folder.sign_of_life(out)
+            last = time.monotonic()
+
+    in_order = watch.await_end(settings, pid, identity, each)
+    limit = time.monotonic() + settings.deadline
+    journals = FolderFollower(settings.journal_folder)
+    if not in_order and _replaced(mine, agent, time.monotonic() + min(RESTART_WAIT, settings.deadline)):
+        return 0
+    await_ranks(journals, limit - 0.3 * settings.deadline, but=pid)
+    if not journals.journals:
+        folder.update_run(out, zero_reason=zero.why_no_rank(out, launcher=None, child=None))
+
+    def shown() -> None:
+        watch.marker(out, "verdict", settings.run_id, pid).touch(mode=0o600)
+
+    from ddp_audit.cli.finish import finish
+
+    finish(out, settings, print_text=True, shown=shown)
+    folder.mark_ended(out, settings.run_id)
+    for name in ("verdict", "leaving"):
+        if not alive(pid):
+            watch.marker(out, name, settings.run_id, pid).unlink(missing_ok=True)
+    mine.unlink(missing_ok=True)
+    return 0
+
+
+def _agent(pid: int) -> int | None:
+    from ddp_audit.boot.supervise import parent_of
+
+    return parent_of(pid)
+
+
+def _replaced(mine: Path, agent: int | None, limit: float) -> bool:
+    """Whether the launcher started another attempt, whose rank 0 has a watcher of its own."""
+    while time.monotonic() < limit:
+        try:
+            if mine.read_text() != str(os.getpid()):
+                return True
+        except OSError:
+            return False
+        if agent is None or agent <= 1 or not alive(agent):
+            return False
+        time.sleep(watch.POLL)
+    return False
+
+
+def await_ranks(journals: FolderFollower, limit: float, but: int = 0) -> None:
+    """Wait until every journal has its end record or its process is gone, or until ``limit``.
+
+    Args:
+        but: a pid that is not waited for: rank 0 itself waits for us.
+    """
+    open_ones: dict[str, bool] = {}
+    while True:
+        journals.look()
+        for name, one in journals.journals.items():
+            if open_ones.get(name, True):
+                ended = any(event.get("event") == "end" for event in one.events())
+                # A pid of another node may be free here; its journal was then brought whole.
+                open_ones[name] = not ended and one.pid != but and alive(one.pid)
+        if not any(open_ones.values()) or time.monotonic() >= limit:
+            return
+        time.sleep(0.05)
