@@ -39,7 +39,7 @@ class Shown:
     report: Path
 
 
-@click.command()
+@click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -48,7 +48,7 @@ class Shown:
     help="Folder for the two reports.",
 )
 @click.pass_context
-def demo(ctx: click.Context, out: Path) -> None:
+def command(ctx: click.Context, out: Path) -> None:
     """Train a job whose two ranks read the same data, then the fixed job, and show both verdicts.
 
     Two processes on the CPU; needs nothing but torch, no data and no GPU. Under a minute.
@@ -78,12 +78,12 @@ def run(script: Path, out: Path) -> Mapping[str, Any]:
     Raises:
         DemoError: the job failed, or left no audit; the text holds the end of its output.
     """
-    command = [sys.executable, "-m", "ddp_audit", "probe", "--out", str(out), "--", sys.executable]
-    command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", str(script)]
+    words = [sys.executable, "-m", "ddp_audit", "probe", "--out", str(out), "--", sys.executable]
+    words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     env.pop("DDP_AUDIT", None)  # DDP_AUDIT=0 would leave nothing to show
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise DemoError(f"{script.name} had not ended after {TIMEOUT_S} s") from None
     audit = out / "audit.json"

@@ -52,7 +52,7 @@ def test_almost_disjoint_is_not_disjoint() -> None:
 
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(demo.demo)
+    result = CliRunner().invoke(demo.command)
     assert result.exit_code == 2
     assert "does not have: pip install torch" in result.output
 
