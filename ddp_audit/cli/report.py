@@ -115,7 +115,8 @@ def command(
 
 
 def _judged(ctx: click.Context, folders: tuple[Path, ...]) -> Audit:
-    from ddp_audit.collect import merge
+    from ddp_audit.collect.evidence import EvidenceError
+    from ddp_audit.collect.merge import merge
     from ddp_audit.judge import judge
 
     for folder in folders:
@@ -124,8 +125,8 @@ def _judged(ctx: click.Context, folders: tuple[Path, ...]) -> Audit:
         if not folder.is_dir():
             _refuse(ctx, f"'{folder}' is a file; name the folder that 'ddp-audit probe' wrote")
     try:
-        evidence = merge.merge(folders)
-    except merge.EvidenceError as error:
+        evidence = merge(folders)
+    except EvidenceError as error:
         _refuse(ctx, " ".join(str(error).split()))
     except OSError as error:
         _refuse(ctx, f"cannot read '{error.filename or folders[0]}': {error.strerror or error}")

@@ -132,10 +132,12 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def ranks_of(numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-7``; empty for none."""
+    """``rank 3``, ``ranks 0-7 and 9``; empty for none."""
     if not numbers:
         return ""
-    return f"rank {numbers[0]}" if len(set(numbers)) == 1 else f"ranks {ranges(numbers)}"
+    if len(set(numbers)) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {' and '.join(ranges(numbers).rsplit(', ', 1))}"
 
 
 def steps_of(numbers: Sequence[int], most: int = 6) -> str:
