@@ -140,17 +140,6 @@ def ranks_of(numbers: Sequence[int]) -> str:
     return f"ranks {' and '.join(ranges(numbers).rsplit(', ', 1))}"
 
 
-def steps_of(numbers: Sequence[int], most: int = 6) -> str:
-    """``step 8``, ``steps 0-19``, ``steps 0, 8, 16, … (25 in all)``; empty for none."""
-    unique = sorted(set(numbers))
-    if len(unique) < 2:
-        return f"step {unique[0]}" if unique else ""
-    text = ranges(unique)
-    if text.count(",") < most:
-        return f"steps {text}"
-    return f"steps {', '.join(map(str, unique[:3]))}, … ({len(unique)} in all)"
-
-
 def number(value: float | None) -> str:
     """At most four digits that matter: ``1``, ``0.513``, ``12 480``; ``unknown`` for none."""
     if value is None or not math.isfinite(value):

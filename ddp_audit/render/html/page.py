@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections import Counter
@@ -281,7 +282,15 @@ def _row(finding: Finding) -> Row:
         cause_id=finding.caused_by or "",
         because=_sentence(finding.cause or ""),
         place=words.place(finding.location),
-        facts=", ".join(part for part in (words.ranks_of(finding.ranks), words.steps_of(finding.steps)) if part),
+        # Findings name their first steps only, so "steps 0-15" would say too little.
+        facts=", ".join(
+            part
+            for part in (
+                words.ranks_of(finding.ranks),
+                f"from step {min(finding.steps)}" if finding.steps else "",
+            )
+            if part
+        ),
     )
 
 
@@ -297,12 +306,23 @@ def _card(
         row=_row(finding),
         why=_sentence(finding.why or ""),
         fix=fix,
-        fix_is_code="\n" in fix or any(sign in fix for sign in "()=[]"),
+        fix_is_code=_is_code(fix),
         sure=_sure(audit, finding),
         figures=figures,
         see=see,
         consequences=tuple(_row(f) for f in consequences),
     )
+
+
+def _is_code(fix: str) -> bool:
+    """Whether a fix is a snippet to copy and no sentence."""
+    if "\n" in fix:
+        return True
+    try:
+        ast.parse(fix)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return not fix.isidentifier()
 
 
 def _sure(audit: Audit, finding: Finding) -> tuple[str, ...]:
@@ -426,7 +446,7 @@ def _heat(audit: Audit, drawn: Callable[[Callable[[], str]], Markup | None]) -> 
     return Figure(
         id="heat",
         title="Which rank read what, step by step",
-        caption=caption,
+        caption=_together(caption),
         description=f"Map of {len(heat)} ranks by {words.count(audit.num_steps, 'step')}. {caption}",
         key=(("own", "its own batch"), ("shared", "the batch of another rank too"), ("none", "nothing seen")),
         svg=drawn(lambda: plots.heat_map(states, series.heat_ranks, last_step, first_step, notes)),
@@ -474,7 +494,7 @@ def _overlap(audit: Audit, drawn: Callable[[Callable[[], str]], Markup | None]) 
     return Figure(
         id="overlap",
         title="Samples in common",
-        caption=caption + of_all,
+        caption=_together(caption + of_all),
         description=f"Matrix of {len(ranks)} by {len(ranks)} ranks. {caption}",
         key=(),
         svg=drawn(lambda: plots.overlap_matrix(series.overlap, ranks)),
@@ -511,7 +531,7 @@ def _shards(audit: Audit, drawn: Callable[[Callable[[], str]], Markup | None]) -
     return Figure(
         id="shards",
         title=_sentence(label).rstrip("."),
-        caption=caption,
+        caption=_together(caption),
         description=f"Bars of {label} for {words.count(len(counts), 'rank')}. {caption}",
         key=(),
         svg=drawn(lambda: plots.shard_bars(counts, series.shard_ranks, reference, name)),

@@ -212,7 +212,7 @@ def shard_bars(counts: Sequence[int], ranks: Sequence[int], reference: float | N
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}".replace(",", " ")))
         axes.spines["left"].set_visible(False)
 
-    return _figure(draw, height=1.05 + min(6.4, max(0.5, (0.27 if num_ranks <= 24 else 0.1) * num_ranks)), top_inch=0.3)
+    return _figure(draw, height=1.05 + min(6.4, max(0.5, (0.27 if num_ranks <= 24 else 0.075) * num_ranks)), top_inch=0.3)
 
 
 def _figure(
