@@ -75,7 +75,7 @@ def main() -> None:
     from torch.utils.data import DataLoader
 
     from ddp_audit import record_samples
-    from ddp_audit.hooks.digest import sample_digests
+    from ddp_audit.hooks.digest import batch_digest
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -89,7 +89,9 @@ def main() -> None:
             set_epoch(loader, epoch)
         num_batches, samples = 0, []
         for batch in loader:
-            ids = sample_digests(batch)
+            found = batch_digest(batch, getattr(loader, "batch_size", None), whole=True)
+            digests = found.whole if found.whole is not None else found.samples
+            ids = [found.content >> 1] if digests is None else [int(d) >> 1 for d in digests]  # ids are int64
             samples += ids
             if not isinstance(loader, DataLoader):
                 record_samples(ids)  # the probe knows the samples of a torch DataLoader itself

@@ -17,6 +17,7 @@ import click
 JOBS = ("broken", "fixed")
 PROMISED = {"broken": "fail", "fixed": "pass"}
 NUM_RANKS = 2
+SHOWN_CHARACTERS = 6000
 TIMEOUT_S = 300  # a run takes some ten seconds; past this, something holds it
 
 
@@ -76,7 +77,7 @@ def run(script: Path, out: Path) -> Mapping[str, Any]:
     """Probe one job to its end and return its audit.
 
     Raises:
-        DemoError: the job failed, or left no audit; the text holds the end of its output.
+        DemoError: the job failed, or left no audit; the end of its output is printed.
     """
     words = [sys.executable, "-m", "ddp_audit", "probe", "--out", str(out), "--", sys.executable]
     words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", str(script)]
@@ -88,8 +89,11 @@ def run(script: Path, out: Path) -> Mapping[str, Any]:
         raise DemoError(f"{script.name} had not ended after {TIMEOUT_S} s") from None
     audit = out / "audit.json"
     if done.returncode or not audit.exists():
-        end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise DemoError(f"{script.name} ended with exit code {done.returncode}. The end of its output:\n{end}")
+        click.echo((done.stdout + done.stderr).strip()[-SHOWN_CHARACTERS:], err=True)
+        missing = "" if done.returncode else " and left no audit.json"
+        raise DemoError(
+            f"{script.name} ended with exit code {done.returncode}{missing}; above is the end of its output"
+        )
     value: dict[str, Any] = json.loads(audit.read_text(encoding="utf-8"))
     return value
 

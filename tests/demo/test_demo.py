@@ -57,11 +57,13 @@ def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not have: pip install torch" in result.output
 
 
-def test_a_job_that_fails_shows_its_end(tmp_path: Path) -> None:
+@pytest.mark.distributed
+def test_a_job_that_fails_shows_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "job.py"
     script.write_text("raise SystemExit('no room at the inn')")
-    with pytest.raises(demo.DemoError, match="no room at the inn"):
+    with pytest.raises(demo.DemoError, match=r"job\.py ended with exit code 1"):
         demo.run(script, tmp_path / "out")
+    assert "no room at the inn" in capsys.readouterr().err
 
 
 @pytest.mark.distributed
