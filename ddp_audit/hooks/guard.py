@@ -1,0 +1,152 @@
+"""What keeps a hook from ever hurting the job: its errors are swallowed, and after a few it is off.
+
+Every hook has a name in ``HOOKS``. ``_DDP_AUDIT_BREAK=<name>`` makes that hook raise each time
+(tests only); ``all`` breaks every one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HOOKS = (
+    "worker",
+    "dataloader",
+    "stateful_dataloader",
+    "accelerate",
+    "sampler",
+    "nodes",
+    "digest",
+    "forward",
+    "compile",
+    "backward",
+    "optimizer",
+    "parameters",
+    "gradient",
+    "gradient_fsdp",
+    "group",
+    "wrappers",
+    "fsdp",
+    "device",
+    "journal",
+    "channel",
+    "record_samples",
+)
+BREAK = "_DDP_AUDIT_BREAK"
+MAX_ERRORS = 3
+
+
+class BrokenForTestError(RuntimeError):
+    """Raised inside a hook named by ``_DDP_AUDIT_BREAK``."""
+
+
+class Clock:
+    """The probe's own time. Nested and concurrent hooks of one thread count once."""
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+        self._local = threading.local()
+
+    @property
+    def running(self) -> bool:
+        """Whether this thread is inside a hook."""
+        return getattr(self._local, "on", False)
+
+    @running.setter
+    def running(self, value: bool) -> None:
+        self._local.on = value
+
+
+CLOCK = Clock()
+
+
+class Hook:
+    """One hook's health.
+
+    Args:
+        name: one of ``HOOKS``.
+    """
+
+    silent = False  # for all hooks: this process is a loader worker, or the probe is off
+
+    def __init__(self, name: str) -> None:
+        if name not in HOOKS:
+            raise ValueError(f"unknown hook {name}")
+        self.name = name
+        self.off = False
+        self.reason: str | None = None
+        self.num_errors = 0
+        self.reported = 0
+        self.broken = bool({name, "all"} & set(os.environ.get(BREAK, "").split(",")))
+
+    def failed(self, error: BaseException) -> None:
+        """Note an error by its class name; turn the hook off after a few."""
+        self.num_errors += 1
+        if self.reason is None:
+            self.reason = f"{type(error).__name__} in {self.name}"
+        if self.num_errors >= MAX_ERRORS:
+            self.off = True
+        on_change(self)
+
+    def unavailable(self, what: str) -> None:
+        """The target has not the shape this hook was written for."""
+        import torch
+
+        self.off = True
+        self.reason = f"{what} not available in torch {torch.__version__}"
+        on_change(self)
+
+    def protect(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """The function with its errors swallowed and its time counted; ``None`` on failure."""
+
+        @functools.wraps(function)
+        def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if self.off or Hook.silent:
+                return None
+            local = CLOCK._local
+            outermost = not getattr(local, "on", False)
+            if outermost:
+                local.on = True
+                start = time.perf_counter_ns()
+            try:
+                if self.broken:
+                    raise BrokenForTestError
+                return function(*args, **kwargs)
+            except Exception as error:
+                self.failed(error)
+                return None
+            finally:
+                if outermost:
+                    local.on = False
+                    CLOCK.spent_ns += time.perf_counter_ns() - start
+
+        return safe
+
+
+def _ignore(hook: Hook) -> None:
+    """Before the state exists nobody listens."""
+
+
+on_change: Callable[[Hook], None] = _ignore
+_hooks: dict[str, Hook] = {}
+
+
+def hook(name: str) -> Hook:
+    """The one ``Hook`` of this name."""
+    if name not in _hooks:
+        _hooks[name] = Hook(name)
+    return _hooks[name]
+
+
+def all_hooks() -> list[Hook]:
+    """Every hook that was asked for so far."""
+    return list(_hooks.values())
+
+
