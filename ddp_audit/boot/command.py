@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCHERS = frozenset(
-    "torchrun torchrun.exe accelerate accelerate-launch deepspeed ds srun sbatch salloc mpirun mpiexec mpiexec.hydra "
-    "orterun horovodrun composer colossalai lightning fabric torchx jsrun aprun flux parallel ssh pdsh".split()
+    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "srun", "sbatch", "salloc", "mpirun", "mpiexec"}
+    | {"mpiexec.hydra", "orterun", "horovodrun", "composer", "colossalai", "lightning", "fabric", "torchx", "jsrun"}
+    | {"aprun", "flux", "parallel", "ssh", "pdsh"}
 )
 LAUNCHER_MODULES = frozenset(
-    "torch.distributed.run torch.distributed.launch torch.distributed.launcher accelerate "
-    "accelerate.commands.launch accelerate.commands.accelerate_cli deepspeed deepspeed.launcher.runner "
-    "lightning lightning.fabric.cli composer composer.cli horovod.runner torchx".split()
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch"}
+    | {"accelerate.commands.accelerate_cli", "deepspeed", "deepspeed.launcher.runner", "lightning"}
+    | {"lightning.fabric.cli", "composer", "composer.cli", "horovod.runner", "torchx"}
 )
 PYTHON = re.compile(r"^(python|pypy)\d*(\.\d+)?t?$")
 PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -118,18 +119,21 @@ def plan(command: Sequence[str], environ: Mapping[str, str], argv0: str, as_modu
         if first != "-m" and not os.path.exists(first):
             raise CommandError(f"script '{first}' does not exist")
         python = interpreter(environ, argv0, as_module, ranked)
-        script = words[1] if first == "-m" else name
-        if ranked:
-            # -u as torchrun itself would: lines of several ranks must not sit in a buffer
-            return Plan(form="rank", argv=(python, "-u", *words), executable=python, script=script)
-        return Plan(form="supervise", argv=(python, *words), executable=python, script=script)
+        # -u as torchrun itself would: lines of several ranks must not sit in a buffer
+        options = ("-u",) if ranked else ()
+        return Plan(
+            form="rank" if ranked else "supervise",
+            argv=(python, *options, *words),
+            executable=python,
+            script=words[1] if first == "-m" else name,
+        )
     executable = shutil.which(first, path=environ.get("PATH", os.defpath))
     if executable is None:
         what = "is not executable" if os.path.isfile(first) else "was not found"
         raise CommandError(f"command '{first}' {what}")
     if name in LAUNCHERS:
         return _launcher(executable, tuple(words), name, words[1:])
-    script = None
+    script: str | None = None
     if PYTHON.match(name):
         at = _program(words)
         if at < len(words) and words[at] == "-m" and at + 1 < len(words):

@@ -7,8 +7,11 @@ loader object is shadowed until it has run. Loader type, ``__loader__`` and ``__
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # see process.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class PostImportFinder:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 from ddp_audit.boot.targets import TARGETS
+
+TYPE_CHECKING = False  # typing takes longer to import than all of ours; type checkers know the name
+if TYPE_CHECKING:
+    from typing import Any
 
 FILE = "processes.jsonl"
 OUT_VARIABLE = "_DDP_AUDIT_OUT"

@@ -38,7 +38,7 @@ def run_child(
 
     Args:
         executable, argv, env: as for ``execve``.
-        tick: called with the child's pid every ``TICK`` seconds while it runs.
+        tick: called with the child's pid at once and every ``TICK`` seconds while it runs.
 
     Returns:
         The child's exit code, or minus the number of the signal that ended it.
@@ -52,6 +52,8 @@ def run_child(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would take the exit code away
     try:
         child = _spawn(executable, argv, env, before)
+        if tick is not None:
+            tick(child)
         while True:
             code = _ended(child)
             if code is not None:

@@ -22,9 +22,7 @@ started_in = 0
 
 POLL = 0.2  # seconds; two file look-ups per turn
 
-_CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from ddp_audit.cli.watcher import main; sys.exit(main(sys.argv[2:]))"
-)
+_CODE = "import sys; sys.path.append(sys.argv[1]); from ddp_audit.cli.watcher import main; sys.exit(main(sys.argv[2:]))"
 _INTERNAL = ("_DDP_AUDIT_OUT", "_DDP_AUDIT_SETTINGS", "_DDP_AUDIT_LEADER")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddp_audit.records import Audit, Outcome, Severity, Verdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddp_audit.records import Audit
 
 OK = 0
 FINDING = 1
@@ -24,6 +27,8 @@ def exit_code(audit: Audit, fail_on: str, allow_inconclusive: bool) -> int:
     Returns:
         0, 1 or 3. ``never`` gives 0 whatever was found; a finding goes before an open question.
     """
+    from ddp_audit.records import Outcome, Severity, Verdict  # brings numpy, which --help does without
+
     if fail_on == "never":
         return OK
     gate = {"error": {Severity.ERROR}, "warning": {Severity.ERROR, Severity.WARNING}}[fail_on]

@@ -13,6 +13,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from ddp_audit.boot.folder import RUN_FILE, update_run
+
 # As in ddp_audit.journal, which brings numpy with it; tests/cli/test_follow.py holds the two equal.
 MAGIC = b"ddp-audit journal 1\n"
 HEAD = struct.Struct("<IIB")
@@ -78,3 +80,20 @@ class FolderFollower:
         new = [Follower(self.folder / name) for name in sorted(names)]
         self.journals.update({one.path.name: one for one in new})
         return new
+
+
+def complete_mesh(out: Path, journals: FolderFollower) -> None:
+    """Fill in the rest of ``--dp-size``, once a journal says how many ranks there are."""
+    try:
+        mesh = json.loads((out / RUN_FILE).read_text())["mesh"]
+    except (OSError, ValueError, KeyError):
+        return
+    if len(mesh) != 2 or mesh[1] != ["mp", 0]:
+        return
+    dp_size = mesh[0][1]
+    for path in sorted(journals.journals):
+        start = next((e for e in Follower(journals.folder / path).events() if e.get("event") == "start"), {})
+        world = start.get("world_size", 0)
+        if world and world % dp_size == 0:
+            update_run(out, mesh=[["dp", dp_size], ["mp", world // dp_size]])
+            return

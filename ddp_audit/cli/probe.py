@@ -18,11 +18,11 @@ import click
 import ddp_audit
 from ddp_audit.boot import command as commands
 from ddp_audit.boot import folder as folders
-from ddp_audit.boot import process, supervise, watch
+from ddp_audit.boot import process, supervise
 from ddp_audit.boot.command import Plan
 from ddp_audit.cli import exit_codes, zero
-from ddp_audit.cli.follow import FolderFollower
-from ddp_audit.settings import OFF, VARIABLE, Settings, SettingsError, parse_mesh
+from ddp_audit.cli.follow import FolderFollower, complete_mesh
+from ddp_audit.settings import OFF, VARIABLE, Settings, SettingsError, from_environment, parse_mesh
 
 FIRST_REPORT_AFTER = 600.0  # seconds; an endless job has a report after this, others after their first epoch
 STOP_GRACE = 30.0  # seconds between the first rank that stopped and the end of those that did not
@@ -174,8 +174,8 @@ def command(
         plan = commands.plan(command, os.environ, sys.argv[0], as_module)
     except commands.CommandError as error:
         raise click.UsageError(str(error)) from error
-    if os.environ.get(OFF) == "0":
-        _plain(plan)
+    if os.environ.get(OFF) == "0" or from_environment() is not None:
+        _plain(plan)  # switched off, or a probe is around us already and sees what this one would
     if plan.form == "rank" and fail_on != "never" and _from_command_line(ctx, "fail_on"):
         raise click.UsageError(
             "--fail-on cannot gate inside a rank, torchrun would change the code; run 'ddp-audit report "
@@ -449,16 +449,17 @@ def _conclude(supervisor: Supervisor, fail_on: str, allow_inconclusive: bool) ->
             asked=plan.launcher_ranks,
         )
         folders.update_run(out, zero_reason=reason)
+    complete_mesh(out, supervisor.journals)
     audit = finish(out, settings, print_text=True)
     if reason is not None:
         click.echo(f"ddp-audit: {reason}", err=True)
     folders.mark_ended(out, settings.run_id)
     if fail_on == "never":
         return exit_codes.OK
-    if audit is None:
-        return exit_codes.INTERNAL_ERROR
     if reason is not None:
         return exit_codes.OK if allow_inconclusive else exit_codes.INCONCLUSIVE
+    if audit is None:
+        return exit_codes.INTERNAL_ERROR
     return exit_codes.exit_code(audit, fail_on, allow_inconclusive)
 
 
@@ -471,14 +472,17 @@ def _reported_elsewhere(supervisor: Supervisor) -> str | None:
     if supervisor.plan.num_nodes < 2:
         return None
     settings = supervisor.settings
-    ranks = {one.rank for one in supervisor.journals.journals.values()}
     moved = _moved(Path(settings.out))
-    if 0 in supervisor.mine.values() or (moved is None and (0 in ranks and not supervisor.mine or not ranks)):
+    if 0 in supervisor.mine.values():
         return None
+    if moved is None:
+        ranks = {one.rank for one in supervisor.journals.journals.values()}
+        if 0 in ranks and supervisor.mine:  # a folder that both nodes see; rank 0 is the other node's
+            moved = settings.out
+        else:
+            return None  # no rank was seen here, or none was seen alive: better twice than never
     if moved:
         return f"the verdict over all nodes is shown on the first node and lies in {moved}"
-    if moved is None and 0 in ranks:
-        return f"the verdict over all nodes is shown on the first node and lies in {settings.out}"
     return (
         "the verdict over all nodes is shown on the first node; should ranks of this node be missing there: "
         f"ddp-audit report FIRST_NODE_DIR {settings.out} -o report.html"

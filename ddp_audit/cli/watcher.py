@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 from ddp_audit.boot import folder, watch
-from ddp_audit.boot.supervise import alive
+from ddp_audit.boot.supervise import alive, parent_of
 from ddp_audit.cli import zero
-from ddp_audit.cli.follow import FolderFollower
+from ddp_audit.cli.follow import FolderFollower, complete_mesh
 from ddp_audit.settings import Settings
 
 RESTART_WAIT = 3.0  # seconds in which a launcher that saw rank 0 die starts the next attempt
@@ -20,11 +21,11 @@ def main(words: list[str]) -> int:
     """``main([settings as JSON, pid of rank 0, its identity])``; always 0, nobody reads it."""
     settings = Settings.from_json(words[0])
     pid, identity = int(words[1]), words[2]
-    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(name, signal.SIG_IGN)  # they are meant for the job, whose end we wait for
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the job, whose end we wait for
     os.nice(10)
     out = Path(settings.out)
-    agent = _agent(pid)
+    agent = parent_of(pid)
     mine = out / f".watcher-{settings.run_id}"
     mine.write_text(str(os.getpid()))
     last = time.monotonic()
@@ -41,27 +42,28 @@ def main(words: list[str]) -> int:
     if not in_order and _replaced(mine, agent, time.monotonic() + min(RESTART_WAIT, settings.deadline)):
         return 0
     await_ranks(journals, limit - 0.3 * settings.deadline, but=pid)
+    reason = None
     if not journals.journals:
-        folder.update_run(out, zero_reason=zero.why_no_rank(out, launcher=None, child=None))
+        reason = zero.why_no_rank(out, launcher=None, child=None)
+        folder.update_run(out, zero_reason=reason)
+    complete_mesh(out, journals)
 
     def shown() -> None:
+        if reason is not None:
+            print(f"ddp-audit: {reason}", file=sys.stderr, flush=True)
         watch.marker(out, "verdict", settings.run_id, pid).touch(mode=0o600)
 
     from ddp_audit.cli.finish import finish
 
     finish(out, settings, print_text=True, shown=shown)
     folder.mark_ended(out, settings.run_id)
+    limit = time.monotonic() + settings.deadline
+    while alive(pid) and time.monotonic() < limit:
+        time.sleep(watch.POLL)  # it looks for the mark until its own deadline
     for name in ("verdict", "leaving"):
-        if not alive(pid):
-            watch.marker(out, name, settings.run_id, pid).unlink(missing_ok=True)
+        watch.marker(out, name, settings.run_id, pid).unlink(missing_ok=True)
     mine.unlink(missing_ok=True)
     return 0
-
-
-def _agent(pid: int) -> int | None:
-    from ddp_audit.boot.supervise import parent_of
-
-    return parent_of(pid)
 
 
 def _replaced(mine: Path, agent: int | None, limit: float) -> bool:
