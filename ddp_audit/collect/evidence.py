@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,7 @@ def decode(cls: type[Record], raw: Any) -> Record:
     """
     if not isinstance(raw, Mapping):
         raise TypeError(f"{cls.__name__}: a JSON object is needed")
-    hints: dict[str, Any] = _hints(cls)
+    hints: dict[str, Any] = _hints(cast(Any, cls))
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     return cls(**{key: _value(hints[key], value) for key, value in raw.items() if key in known})
 
