@@ -208,4 +208,3 @@ def _wrapped(head: str, text: str, rest: str, width: int) -> list[str]:
             lines.append(current + word[:room])  # one word longer than a line
             current, word = rest, word[room:]
     return [*lines, current.rstrip()] if current.strip() or not lines else lines
-

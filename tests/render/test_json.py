@@ -10,11 +10,11 @@ from importlib import resources
 from typing import Any
 
 import pytest
+from render import audits
 
 from ddp_audit import records
 from ddp_audit.records import Audit
 from ddp_audit.render import json as render_json
-from render import audits
 
 jsonschema = pytest.importorskip("jsonschema")
 

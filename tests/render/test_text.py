@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from render import audits
 
 from ddp_audit.records import Outcome
 from ddp_audit.render import text
-from render import audits
 
 REPORT = "ddp-audit-out/latest/report.html"
 

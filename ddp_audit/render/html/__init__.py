@@ -35,8 +35,8 @@ def render(audit: Audit) -> str:
         page=build(audit),
         policy=policy(style, script),
         # Our own files; they hold no "</" by test.
-        style=Markup(style),  # noqa: S704
-        script=Markup(script),  # noqa: S704
+        style=Markup(style),
+        script=Markup(script),
     )
     return text.lstrip("\n") + "\n"
 

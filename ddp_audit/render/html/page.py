@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from ddp_audit.records import SCHEMA_VERSION, Audit, Finding, Level, Location, LoaderInfo, SamplerInfo, Verdict
+from ddp_audit.records import SCHEMA_VERSION, Audit, Finding, Level, LoaderInfo, Location, SamplerInfo, Verdict
 from ddp_audit.render import words
 
 _LEVELS = {
@@ -162,9 +162,7 @@ def build(audit: Audit) -> Page:
     shown: dict[str, Figure] = {}
     cards: list[Card] = []
     for fault in words.faults(audit):
-        wanted = dict.fromkeys(
-            name for f in (fault.finding, *fault.consequences) for name in _FIGURES.get(f.id, ())
-        )
+        wanted = dict.fromkeys(name for f in (fault.finding, *fault.consequences) for name in _FIGURES.get(f.id, ()))
         own = tuple(left.pop(name) for name in wanted if name in left)
         see = tuple(shown[name] for name in _FIGURES.get(fault.finding.id, ()) if name in shown)
         shown |= {figure.id: figure for figure in own}
@@ -367,10 +365,10 @@ def _figures(audit: Audit) -> tuple[list[Figure], str]:
     def drawn(draw: Callable[[], str]) -> Markup | None:
         try:
             # Markup is safe here: ElementTree wrote this SVG, so all text in it is escaped.
-            return Markup(draw())  # noqa: S704
+            return Markup(draw())
         except ImportError:
             problems.append("matplotlib is not installed; the tables hold the same")
-        except Exception as error:  # noqa: BLE001  a plot must never cost the report
+        except Exception as error:
             problems.append(f"matplotlib could not draw ({type(error).__name__}); the tables hold the same")
         return None
 

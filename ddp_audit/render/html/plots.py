@@ -28,7 +28,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 _WIDTH = 7.6  # inches; 72 units each in the SVG
 _SCALE = 1.5  # pixels per unit at full width: 9 units of type come out a little smaller than the page's text
 
-_RC = {
+_RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: searchable, small
     "svg.hashsalt": "ddp-audit",  # ids must not differ between two renderings
     "font.size": 9,
@@ -97,7 +97,7 @@ def heat_map(
                 color=_MUTED,
             )
 
-    return _figure(draw, height=0.75 + min(5.2, max(0.7, 0.3 * num_ranks)), right=0.84)
+    return _figure("heat", draw, height=0.75 + min(5.2, max(0.7, 0.3 * num_ranks)), right=0.84)
 
 
 def overlap_matrix(shares: Sequence[Sequence[float]], ranks: Sequence[int]) -> str:
@@ -147,7 +147,7 @@ def overlap_matrix(shares: Sequence[Sequence[float]], ranks: Sequence[int]) -> s
         axes.set_ylabel("rank")
         axes.spines[:].set_visible(False)
 
-    return _figure(draw, height=side + 0.75, width=side + 2.2, left_inch=0.65, right_inch=1.5)
+    return _figure("overlap", draw, height=side + 0.75, width=side + 2.2, left_inch=0.65, right_inch=1.5)
 
 
 def shard_bars(counts: Sequence[int], ranks: Sequence[int], reference: float | None, reference_name: str) -> str:
@@ -212,10 +212,13 @@ def shard_bars(counts: Sequence[int], ranks: Sequence[int], reference: float | N
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}".replace(",", " ")))
         axes.spines["left"].set_visible(False)
 
-    return _figure(draw, height=1.05 + min(6.4, max(0.5, (0.27 if num_ranks <= 24 else 0.075) * num_ranks)), top_inch=0.3)
+    return _figure(
+        "shards", draw, height=1.05 + min(6.4, max(0.5, (0.27 if num_ranks <= 24 else 0.075) * num_ranks)), top_inch=0.3
+    )
 
 
 def _figure(
+    name: str,
     draw: Callable[[Axes], None],
     *,
     height: float,
@@ -233,7 +236,7 @@ def _figure(
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
         matplotlib.rcParams.update(_RC)
         figure: Figure = Figure(figsize=(width, height))
-        canvas = FigureCanvasSVG(figure)
+        canvas: Any = FigureCanvasSVG(figure)
         axes = figure.add_axes(
             (
                 left_inch / width,
@@ -245,14 +248,15 @@ def _figure(
         draw(axes)
         out = io.StringIO()
         canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return strict_svg(out.getvalue())
+    return strict_svg(out.getvalue(), name)
 
 
-def strict_svg(svg: str) -> str:
+def strict_svg(svg: str, name: str) -> str:
     """matplotlib's SVG for inlining: no ``style``, no metadata, no ids but those referred to.
 
-    Ids that stay are matplotlib's own hashes of what they name, so equal ids in two figures of one
-    page name equal things.
+    Args:
+        svg: as matplotlib wrote it.
+        name: of the figure, one per page; its ids become ``name-0``, ``name-1``, …
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)
@@ -260,18 +264,22 @@ def strict_svg(svg: str) -> str:
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
-    used = set(re.findall(r"""(?:url\(\s*|href=")#([^)"]+)""", ElementTree.tostring(root, encoding="unicode")))
+    references = re.findall(r"""(?:url\(\s*|href=")#([^)"]+)""", ElementTree.tostring(root, encoding="unicode"))
+    ids = {old: f"{name}-{number}" for number, old in enumerate(dict.fromkeys(references))}
     for element in root.iter():
-        for name, value in _declarations(element.attrib.pop("style", "")):
-            element.set(name, value)
+        for key, value in _declarations(element.attrib.pop("style", "")):
+            element.set(key, value)
         href = element.attrib.pop(f"{{{_XLINK}}}href", None)
         if href is not None:
-            element.set("href", href)
-        if element.get("id") not in used:
-            element.attrib.pop("id", None)
+            element.set("href", f"#{ids[href[1:]]}" if href.startswith("#") else href)
+        for key, value in element.attrib.items():
+            element.set(key, re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{ids[match.group(1)]})", value))
+        old = element.attrib.pop("id", None)
+        if old in ids:
+            element.set("id", ids[old])
     width, height = (float(part) for part in str(root.get("viewBox")).split()[2:])
-    for name in ("version", "width", "height"):
-        root.attrib.pop(name, None)
+    for key in ("version", "width", "height"):
+        root.attrib.pop(key, None)
     # Width as an attribute keeps the size where a server forbids our style sheet.
     root.set("width", f"{width * _SCALE:.0f}")
     root.set("height", f"{height * _SCALE:.0f}")
@@ -311,4 +319,3 @@ def _runs(notes: Sequence[str]) -> list[tuple[int, int, str]]:
             runs.append((row, row + 1, note))
     # A label needs about 1.4 rows at 64 ranks; where runs are shorter the table has the rest.
     return [run for run in runs if run[1] - run[0] >= 2] if len(notes) > 24 else runs
-
