@@ -351,7 +351,7 @@ def _series(view: View, summaries: Sequence[RankSummary]) -> Series:
     heat, heat_ranks, heat_steps = _heat(view)
     group = min(
         view.data_groups,
-        key=lambda item: (item.step_share.fraction if item.step_share is not None and item.level[0] else 2.0),
+        key=lambda item: item.step_share.fraction if item.step_share is not None and item.level[0] else 2.0,
         default=None,
     )
     overlap, overlap_ranks = _overlap(group)

@@ -68,7 +68,11 @@ def _cause(group: Group) -> tuple[str, str]:
             f"{told[0].class_name} believes the world is 1 rank{early}; there are {num} replicas",
             f"build {told[0].class_name} after init_process_group, or pass num_replicas={num} and rank=RANK to it",
         )
-    if told and len({s.rank for r in group.readers for s in r.iterations[r.training[0]].samplers if s.rank is not None}) == 1:
+    if (
+        told
+        and len({s.rank for r in group.readers for s in r.iterations[r.training[0]].samplers if s.rank is not None})
+        == 1
+    ):
         return (
             f"{told[0].class_name} was given rank {told[0].rank} on every rank",
             f"pass rank=torch.distributed.get_rank() to {told[0].class_name}",

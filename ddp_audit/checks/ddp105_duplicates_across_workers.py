@@ -97,7 +97,8 @@ def run(view: View) -> Finding:
     unit = "share of samples that come once from every worker"
     if bad:
         rank, (_, share, epoch) = max(bad.items(), key=lambda item: item[1][1])
-        assert epoch.loader is not None and epoch.samples is not None
+        assert epoch.loader is not None
+        assert epoch.samples is not None
         workers = epoch.loader.num_workers
         data = dataset_word(epoch.loader)
         return finding(
@@ -136,6 +137,4 @@ def run(view: View) -> Finding:
         "short": f"at least {MIN_SAMPLES} distinct samples in an epoch",
         "windowed": "samples of which every byte can be hashed",
     }[sorted(words)[0]]
-    return inconclusive(
-        CHECK, f"Workers of {ranks_text(judged)} cannot be compared.", why, ranks=tuple(sorted(judged))
-    )
+    return inconclusive(CHECK, f"Workers of {ranks_text(judged)} cannot be compared.", why, ranks=tuple(sorted(judged)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ddp_audit.checks.common import (
     count,
@@ -93,7 +94,7 @@ def run(view: View) -> Finding:
             most = max(most, len(epochs))
             pairs = [
                 (_order(a), _order(b), b)
-                for a, b in zip(epochs, epochs[1:], strict=False)
+                for a, b in pairwise(epochs)
                 if _order(a) is not None and _order(b) is not None
             ]
             compared += len(pairs)

@@ -58,8 +58,7 @@ def _total(epoch: Epoch) -> int | None:
     """Batches the loader holds; from its own length where the loop left early."""
     if epoch.iteration.finished or epoch.complete:
         return epoch.num_batches
-    length = epoch.loader.length if epoch.loader is not None else None
-    return length
+    return epoch.loader.length if epoch.loader is not None else None
 
 
 def _rows(group: Group) -> list[_Row]:
@@ -90,7 +89,9 @@ def _judge(group: Group) -> Finding:
     judged = [row for row in rows if any(epoch.complete for epoch in row.parts)]
     if not judged:
         return inconclusive(
-            CHECK, "Not judged: no replica finished an epoch.", "a finished epoch on one replica at least",
+            CHECK,
+            "Not judged: no replica finished an epoch.",
+            "a finished epoch on one replica at least",
             ranks=group.ranks,
         )
     worst = max(judged, key=lambda row: max(row.totals) - min(row.totals))
@@ -131,7 +132,9 @@ def _judge(group: Group) -> Finding:
     elif cut:
         rank, lost = max(cut, key=lambda item: item[1])
         severity = Severity.ERROR
-        end = f"; all stop with the shortest, so rank {rank} skips {lost} batches in {epochs_cut} of {len(judged)} epochs"
+        end = (
+            f"; all stop with the shortest, so rank {rank} skips {lost} batches in {epochs_cut} of {len(judged)} epochs"
+        )
     else:
         severity, end = Severity.WARNING, "; every rank reads to its own end"
     return finding(

@@ -102,7 +102,10 @@ def _judge(group: Group) -> Finding:
         return inconclusive(CHECK, f"Gradients differ at {differing} of {num_steps} steps.", why, **facts)
     if not len(parameters.steps):
         return inconclusive(
-            CHECK, f"Gradients differ at {differing} of {num_steps} steps.", "parameter digests at common steps", **facts
+            CHECK,
+            f"Gradients differ at {differing} of {num_steps} steps.",
+            "parameter digests at common steps",
+            **facts,
         )
     model = next((w.module_class for info in infos for w in info.wrappers), "the model")
     wrapped_alone = any(w.kind == "data_parallel" for info in infos for w in info.wrappers)

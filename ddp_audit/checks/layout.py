@@ -95,9 +95,7 @@ def _named(ranks: Iterable[int], axes: tuple[tuple[str, int], ...], world: int |
     return Layout(groups=(tuple(sets.classes()),), model_word=word)
 
 
-def find_layout(
-    journals: Mapping[int, JournalInfo], axes: tuple[tuple[str, int], ...], world: int | None
-) -> Layout:
+def find_layout(journals: Mapping[int, JournalInfo], axes: tuple[tuple[str, int], ...], world: int | None) -> Layout:
     """The layout of an attempt.
 
     Args:

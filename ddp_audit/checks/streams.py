@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -270,7 +271,6 @@ class RankView:
         return np.unique(self.relative(self.steps["step"]))
 
 
-
 # --------------------------------------------------------------------------- epochs
 
 
@@ -349,7 +349,8 @@ def epoch_of(view: RankView, number: int, level: Level) -> Epoch:
         workers=np.repeat(rows["worker"].astype(np.int64), lengths) if listed else np.empty(0, np.int64),
         ordinals=np.repeat(rows["ordinal"].astype(np.int64), lengths) if listed else np.empty(0, np.int64),
         order=order,
-        whole=by_index or bool((((flags & int(BatchFlag.WINDOWED)) == 0) | ((flags & int(BatchFlag.WHOLE)) != 0)).all()),
+        whole=by_index
+        or bool((((flags & int(BatchFlag.WINDOWED)) == 0) | ((flags & int(BatchFlag.WHOLE)) != 0)).all()),
     )
 
 
@@ -429,7 +430,7 @@ def _slot_keys(
         blocks = [name for k, name in enumerate(sequence) if k == 0 or sequence[k - 1] != name]
         apart = all(
             sequence[k] == sequence[k - 1] or serials[a].max() < serials[b].min()
-            for k, (a, b) in enumerate(zip(numbers, numbers[1:], strict=False), start=1)
+            for k, (a, b) in enumerate(pairwise(numbers), start=1)
         )
         rebuilt = len(blocks) == len(set(blocks)) and apart
         kinds: list[tuple[Any, ...]] = []
@@ -510,9 +511,7 @@ class Group:
     # ---- level
 
     def _streams(self, level: Level) -> tuple[Stream, ...]:
-        return tuple(
-            _joined([self.view.ranks[rank].stream(level) for rank in replica]) for replica in self.replicas
-        )
+        return tuple(_joined([self.view.ranks[rank].stream(level) for rank in replica]) for replica in self.replicas)
 
     @cached_property
     def by_level(self) -> Mapping[Level, tuple[Stream, ...]]:
@@ -603,9 +602,7 @@ class Group:
         level = self.level[0]
         if level is None or level is Level.L3:
             return tuple(() for _ in self.replicas)
-        return tuple(
-            tuple(epoch_of(reader, number, level) for number in reader.training) for reader in self.readers
-        )
+        return tuple(tuple(epoch_of(reader, number, level) for number in reader.training) for reader in self.readers)
 
     @cached_property
     def epochs(self) -> tuple[EpochSet, ...]:
@@ -798,9 +795,7 @@ def _digests_by_index(view: RankView) -> tuple[U64Array, U64Array, bool]:
 
 def _index_space(group: Group) -> tuple[bool | None, str]:
     readers = [reader for reader in group.readers if reader.training]
-    recorded = all(
-        bool(((r.forwards["flags"] & int(ForwardFlag.RECORDED)) != 0).any()) for r in group.readers
-    )
+    recorded = all(bool(((r.forwards["flags"] & int(ForwardFlag.RECORDED)) != 0).any()) for r in group.readers)
     if recorded:
         return True, ""  # the job names its samples itself
     if len(readers) < len(group.replicas):
@@ -900,7 +895,7 @@ def _implicit_epochs(group: Group) -> Iterable[EpochSet]:
         if not bool(stream.listed_S.all()) or not bool(stream.whole_S.all()) or not len(stream.samples):
             return
         values = stream.samples[np.argsort(stream.window, kind="stable")]
-        names, first = np.unique(values, return_index=True)
+        _, first = np.unique(values, return_index=True)
         again = np.ones(len(values), dtype=np.bool_)
         again[first] = False
         if not again.any():
@@ -926,7 +921,12 @@ def _implicit_epochs(group: Group) -> Iterable[EpochSet]:
                     rank=replica[0],
                     slot=0,
                     iteration=IterationInfo(
-                        iteration=number, loader=-1, samplers=(), dataset_epoch=None, num_set_epoch_calls=0, finished=True
+                        iteration=number,
+                        loader=-1,
+                        samplers=(),
+                        dataset_epoch=None,
+                        num_set_epoch_calls=0,
+                        finished=True,
                     ),
                     loader=None,
                     complete=True,
@@ -941,9 +941,7 @@ def _implicit_epochs(group: Group) -> Iterable[EpochSet]:
                     whole=True,
                 )
             )
-        yield EpochSet(
-            number=number, slot=0, parts=tuple(parts), length=None, padding=0, padding_known=True, step=None
-        )
+        yield EpochSet(number=number, slot=0, parts=tuple(parts), length=None, padding=0, padding_known=True, step=None)
 
 
 # --------------------------------------------------------------------------- overlap by step
@@ -963,7 +961,7 @@ def _step_share(group: Group) -> StepShare | None:
     own: list[tuple[npt.NDArray[np.int64], U64Array]] = []
     for stream in group.streams:
         at = np.full(len(stream), -1, dtype=np.int64)
-        both, i, j = np.intersect1d(stream.steps, steps, return_indices=True)
+        _, i, j = np.intersect1d(stream.steps, steps, return_indices=True)
         at[i] = j
         window = at[stream.window]
         keep = window >= 0
@@ -1253,9 +1251,7 @@ class Sync:
             parts = []
             for rank in ranks:
                 view = self.view.ranks[rank]
-                rows = view.steps[
-                    (view.relative(view.steps["step"]) == step) & (view.steps["optimizer"] == optimizer)
-                ]
+                rows = view.steps[(view.relative(view.steps["step"]) == step) & (view.steps["optimizer"] == optimizer)]
                 there, at, length = view.lists.find(rows["serial"], ListKind.GRADS)
                 if not len(rows) or not there[0]:
                     break
@@ -1290,4 +1286,3 @@ class Sync:
                 end = min(end for _, end in spans_of.values())
                 limit = end if limit is None else min(limit, end)
         return limit
-

@@ -132,9 +132,7 @@ def window_counts(
     return union, total
 
 
-def _first_of_each(
-    window: npt.NDArray[np.int64], values: U64Array
-) -> tuple[npt.NDArray[np.int64], U64Array]:
+def _first_of_each(window: npt.NDArray[np.int64], values: U64Array) -> tuple[npt.NDArray[np.int64], U64Array]:
     """The distinct (window, value) pairs, sorted."""
     if not len(values):
         return window, values

@@ -217,7 +217,9 @@ def load(folder: Path) -> Evidence:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EvidenceError):
             raise
-        raise EvidenceError(f"{place / META} lacks a field or holds a wrong one ({error}); run the job again") from error
+        raise EvidenceError(
+            f"{place / META} lacks a field or holds a wrong one ({error}); run the job again"
+        ) from error
     if digest(evidence) != evidence.sha256:
         raise EvidenceError(f"{place} does not match its own checksum; copy the folder again or run the job again")
     return evidence

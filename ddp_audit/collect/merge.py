@@ -288,7 +288,9 @@ def _read_folder(folder: Path) -> _Source:
         try:
             source.command = decode(CommandInfo, raw)
         except (TypeError, ValueError) as error:
-            raise EvidenceError(f"{run_file} lacks a field or holds a wrong one ({error}); run the job again") from error
+            raise EvidenceError(
+                f"{run_file} lacks a field or holds a wrong one ({error}); run the job again"
+            ) from error
     if journals.is_dir():
         _read_journals(journals, source)
     elif any(NAME.match(path.name) for path in folder.iterdir()):
