@@ -16,6 +16,7 @@ import numpy as np
 
 from ddp_audit.checks.streams import mix
 from ddp_audit.collect.merge import merge
+from ddp_audit.judge import judge
 from ddp_audit.journal import (
     BATCH_ROW,
     BATCH_STRUCT,
@@ -33,6 +34,7 @@ from ddp_audit.records import (
     BatchFlag,
     CommandInfo,
     Evidence,
+    Finding,
     ForwardFlag,
     IterationInfo,
     ListKind,
@@ -427,3 +429,9 @@ def sharded(
         )
         for rank in range(world)
     ]
+
+
+def finding(folder: Path, ranks: Sequence[Rank], check: str, **run: Any) -> Finding:
+    """What one check says about a job."""
+    audit = judge(evidence(folder, ranks, **run), created=0.0)
+    return next(item for item in audit.checks if item.id == check)

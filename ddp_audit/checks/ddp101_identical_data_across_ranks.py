@@ -95,7 +95,9 @@ def _cause(group: Group) -> tuple[str, str]:
         seeds = ""
         digests = [r.iterations[r.training[0]].rng_digests for r in group.readers if r.training]
         random = (leaf.shuffle is True) or "Random" in leaf.class_name
-        if random and len(digests) > 1 and digests[0] is not None and len(set(digests)) == 1:
+        known = [item for item in digests if item is not None]
+        alike = len(known) == len(digests) > 1 and any(len({item[k] for item in known}) == 1 for k in range(3))
+        if random and alike:
             seeds = ", and equal seeds give every rank the same order"
         return (
             f"the sampler {leaf.class_name} does not know the ranks{seeds}",
