@@ -26,10 +26,9 @@ _hook = hook("dataloader")
 
 
 @dataclass(slots=True, eq=False)
-class Iterator_:
+class LoaderIterator:
     """One iterator object."""
 
-    loader: Any  # weak reference
     record: Loader
     map_style: bool
     constructing: bool = False  # StatefulDataLoader replays batches inside __init__ when it resumes
@@ -40,12 +39,12 @@ class Iterator_:
     worker: int = -1
 
 
-def _died(value: Iterator_) -> None:
+def _died(value: LoaderIterator) -> None:
     if value.iteration is not None:
         PROBE.dead.append(value.iteration)
 
 
-ITERATORS: WeakIdMap[Iterator_] = WeakIdMap(_died)
+ITERATORS: WeakIdMap[LoaderIterator] = WeakIdMap(_died)
 after_fork(ITERATORS.clear)
 
 
@@ -68,21 +67,21 @@ def _constructed(loader: Any) -> None:
 
 def _began(iterator: Any, loader: Any) -> None:
     """A new iterator, or a persistent one started again."""
-    import weakref
-
     record = LOADERS.get(loader)
     if record is None:
         record = loaders.constructed(loader, None)
     known = ITERATORS.get(iterator)
     if known is None:
         map_style = int(samplers.fields(iterator).get("_dataset_kind", 0)) == 0
-        known = Iterator_(loader=weakref.ref(loader), record=record, map_style=map_style)
+        known = LoaderIterator(record=record, map_style=map_style)
         ITERATORS.set(iterator, known)
     elif known.iteration is not None:
         PROBE.end_iteration(known.iteration)
         known.iteration = None
     known.drawn.clear()
     known.tasks.clear()
+    if record.info is None:
+        _describe(loader, record)
     own = samplers.fields(loader)
     known.start = loaders.start_fields(record, samplers.chain(_inner(loader)), own.get("dataset"))
 
@@ -99,7 +98,7 @@ def _drew(iterator: Any, index: Any) -> None:
         known.tasks[send] = data
 
 
-def _attribute(iterator: Any, known: Iterator_) -> bytes | None:
+def _attribute(iterator: Any, known: LoaderIterator) -> bytes | None:
     """The indices of the batch that is being returned."""
     if not known.map_style:
         return None
@@ -116,26 +115,26 @@ def _attribute(iterator: Any, known: Iterator_) -> bytes | None:
     return known.tasks.pop(task)
 
 
-def _first(known: Iterator_) -> Iteration:
+def _first(known: LoaderIterator) -> Iteration:
     """The iteration's number, given when its first batch is asked for."""
-    loader, record = known.loader(), known.record
-    if record.number < 0:
-        _announce(loader, record)
+    record = known.record
+    loaders.announce(record)
     if record.current is not None and not record.current.ended:
         PROBE.end_iteration(record.current)  # a new iterator of the same loader: the old one was left
-    iteration = PROBE.begin_iteration(record.number, known.start or {})
+    iteration = PROBE.begin_iteration(record.number, known.start or {}, record.expected)
     known.iteration = record.current = iteration
     return iteration
 
 
-def _announce(loader: Any, record: Loader) -> None:
-    number = loaders.take_number(record)
+def _describe(loader: Any, record: Loader) -> None:
     own = samplers.fields(loader)
     dataset = own.get("dataset")
     chain = samplers.chain(_inner(loader))
     kind = type(loader)
     stateful = any(base.__name__ == "StatefulDataLoader" for base in kind.__mro__)
-    torch_iterable = any(base.__name__ == "IterableDataset" and base.__module__.startswith("torch.") for base in type(dataset).__mro__)
+    torch_iterable = any(
+        base.__name__ == "IterableDataset" and base.__module__.startswith("torch.") for base in type(dataset).__mro__
+    )
     batch_size = samplers.as_int(own.get("batch_size"))
     if batch_size is None:
         sizes = [samplers.as_int(samplers.fields(one).get("batch_size")) for one in chain]
@@ -144,27 +143,26 @@ def _announce(loader: Any, record: Loader) -> None:
     fingerprint = digest.dataset_digest(dataset) if not torch_iterable else None
     outer = holding.outer_class(loader)
     kinds = [kind, *(type(one) for one in chain), *([outer] if outer else [])]
-    loaders.announce(
-        record,
-        LoaderInfo(
-            loader=number,
-            family="stateful_dataloader" if stateful else "dataloader",
-            class_names=loaders.class_names(outer or kind, "DataLoader"),
-            location=record.location,
-            site_ordinal=record.site_ordinal,
-            before_group=record.before_group,
-            dataset_class=type(dataset).__name__,
-            dataset_length=None if torch_iterable else loaders.length_of(dataset),
-            dataset_digest=fingerprint,
-            dataset_iterable=torch_iterable,
-            length=None if torch_iterable else loaders.length_of(loader),
-            batch_size=batch_size,
-            drop_last=samplers.as_bool(own.get("drop_last")),
-            num_workers=samplers.as_int(own.get("num_workers")) or 0,
-            persistent_workers=samplers.as_bool(own.get("persistent_workers")),
-            in_order=samplers.as_bool(own.get("in_order")),
-            frameworks=loaders.frameworks_of(kinds),
-        ),
+    length = None if torch_iterable else loaders.length_of(loader)
+    record.expected = length
+    record.info = LoaderInfo(
+        loader=0,
+        family="stateful_dataloader" if stateful else "dataloader",
+        class_names=loaders.class_names(outer or kind, "DataLoader"),
+        location=record.location,
+        site_ordinal=record.site_ordinal,
+        before_group=record.before_group,
+        dataset_class=type(dataset).__name__,
+        dataset_length=None if torch_iterable else loaders.length_of(dataset),
+        dataset_digest=fingerprint,
+        dataset_iterable=torch_iterable,
+        length=length,
+        batch_size=batch_size,
+        drop_last=samplers.as_bool(own.get("drop_last")),
+        num_workers=samplers.as_int(own.get("num_workers")) or 0,
+        persistent_workers=samplers.as_bool(own.get("persistent_workers")),
+        in_order=samplers.as_bool(own.get("in_order")),
+        frameworks=loaders.frameworks_of(kinds),
     )
 
 
@@ -221,11 +219,11 @@ def patch_init(loader_class: Any) -> None:
     original = loader_class.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         constructed(self)
 
-    loader_class.__init__ = __init__
+    loader_class.__init__ = init
 
 
 def patch_process_data(iterator_class: Any) -> None:
@@ -251,25 +249,25 @@ def install(module: Any) -> None:
     init, reset, next_index, next_ = base.__init__, base._reset, base._next_index, base.__next__
 
     @functools.wraps(init)
-    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    def new_init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         init(self, loader, *args, **kwargs)
         began(self, loader)
 
     @functools.wraps(reset)
-    def _reset(self: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> Any:
+    def new_reset(self: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> Any:
         result = reset(self, loader, first_iter, *args, **kwargs)
         if not first_iter:
             began(self, loader)
         return result
 
     @functools.wraps(next_index)
-    def _next_index(self: Any) -> Any:
+    def new_next_index(self: Any) -> Any:
         index = next_index(self)
         drew(self, index)
         return index
 
     @functools.wraps(next_)
-    def __next__(self: Any) -> Any:
+    def new_next(self: Any) -> Any:
         start = time.perf_counter_ns()
         try:
             data = next_(self)
@@ -279,7 +277,7 @@ def install(module: Any) -> None:
         delivered(self, data, time.perf_counter_ns() - start)
         return data
 
-    base.__init__, base._reset, base._next_index, base.__next__ = __init__, _reset, _next_index, __next__
+    base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_next_index, new_next
     if parallel is not None and "_process_data" in vars(parallel):
         patch_process_data(parallel)
 
@@ -289,7 +287,7 @@ def install_stateful(module: Any) -> None:
     state = hook("stateful_dataloader")
     loader = getattr(module, "StatefulDataLoader", None)
     names = ("_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter")
-    kinds = [getattr(module, name, None) for name in names]
+    kinds: list[Any] = [getattr(module, name, None) for name in names]
     if loader is None or None in kinds:
         state.unavailable("StatefulDataLoader iterators")
         return
@@ -305,26 +303,26 @@ def install_stateful(module: Any) -> None:
             known.constructing = value
 
     mark = state.protect(constructing)
-    stateful_base = kinds[0].__mro__[1]
+    stateful_base: Any = kinds[0].__mro__[1]
 
     @functools.wraps(base_init)
-    def base__init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def base_init_marked(self: Any, *args: Any, **kwargs: Any) -> None:
         base_init(self, *args, **kwargs)
         mark(self, True)
 
-    stateful_base.__init__ = base__init__
+    stateful_base.__init__ = base_init_marked
     for kind in kinds:
         original = kind.__init__
 
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
-            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            def init(self: Any, *args: Any, **kwargs: Any) -> None:
                 try:
                     original(self, *args, **kwargs)
                 finally:
                     mark(self, False)
 
-            return __init__
+            return init
 
         kind.__init__ = wrap(original)
     if "_process_data" in vars(kinds[1]):

@@ -164,7 +164,9 @@ def send_values(tensors: list[Any], budget: int | None) -> Arrived | None:
             sums.append(whole_sum(tensor))
         else:
             num_bytes = tensor.numel() * tensor.element_size()
-            found = row_sums(tensor, 1, digest.window(1, num_bytes // digest.word_size(num_bytes), num_bytes, budget, 0))
+            found = row_sums(
+                tensor, 1, digest.window(1, num_bytes // digest.word_size(num_bytes), num_bytes, budget, 0)
+            )
             if found is None:
                 return None
             sums.append(found)

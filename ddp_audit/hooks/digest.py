@@ -510,10 +510,18 @@ class _Walk:
         if isinstance(value, _PLAIN_STR):
             return bytes_digest(str(value).encode())
         if isinstance(value, (int, float, str)):  # subclasses of them
-            plain = int if isinstance(value, int) else float if isinstance(value, float) else str
-            return self.single(plain.__new__(plain, value))
+            if isinstance(value, int):
+                return self.single(int.__int__(value))
+            if isinstance(value, float):
+                return self.single(float.__float__(value))
+            return self.single(str.__str__(value))
         if isinstance(value, (list, tuple, UserList)):
-            return self._deeper(value, lambda: self._combine(map(self.single, list.__iter__(value) if isinstance(value, list) else iter(value))))
+            return self._deeper(
+                value,
+                lambda: self._combine(
+                    map(self.single, list.__iter__(value) if isinstance(value, list) else iter(value))
+                ),
+            )
         if isinstance(value, (set, frozenset)):
             return self._deeper(value, lambda: self._combine(sorted(map(self.single, value))))
         if (fields := mapping_of(value)) is not None:
@@ -552,7 +560,11 @@ def mapping_of(value: Any) -> Mapping[Any, Any] | None:
     A lazy mapping decodes in ``__getitem__``; such objects are walked by their fields instead.
     """
     if isinstance(value, dict):
-        return value if type(value).__iter__ is dict.__iter__ and type(value).__getitem__ is dict.__getitem__ else dict(dict.items(value))
+        return (
+            value
+            if type(value).__iter__ is dict.__iter__ and type(value).__getitem__ is dict.__getitem__
+            else dict(dict.items(value))
+        )
     if isinstance(value, types.MappingProxyType):
         return value
     if isinstance(value, UserDict):
@@ -563,7 +575,7 @@ def mapping_of(value: Any) -> Mapping[Any, Any] | None:
 
 def fields_of(value: Any) -> dict[str, Any] | None:
     """The object's own fields by name; ``None`` when it has none that can be read safely."""
-    if isinstance(value, _OPAQUE) or isinstance(value, enum.Enum) or isinstance(value, (set, frozenset, np.generic)):
+    if isinstance(value, (*_OPAQUE, enum.Enum, set, frozenset, np.generic)):
         return None
     if hasattr(type(value), "__next__") or type(value).__module__ in ("builtins", "_io", "io"):
         return None
@@ -574,14 +586,20 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         return None
     fields: dict[str, Any] = {}
     for kind in type(value).__mro__:
-        for name in kind.__dict__.get("__slots__", ()) if not isinstance(kind.__dict__.get("__slots__", ()), str) else (kind.__dict__["__slots__"],):
+        for name in (
+            kind.__dict__.get("__slots__", ())
+            if not isinstance(kind.__dict__.get("__slots__", ()), str)
+            else (kind.__dict__["__slots__"],)
+        ):
             slot = kind.__dict__.get(name)
             if isinstance(slot, types.MemberDescriptorType):
                 try:
                     fields[name] = slot.__get__(value)
                 except AttributeError:
                     continue  # an empty slot
-    own = getattr(value, "__dict__", None) if "__dict__" in dir(type(value)) or hasattr(type(value), "__dict__") else None
+    own = (
+        getattr(value, "__dict__", None) if "__dict__" in dir(type(value)) or hasattr(type(value), "__dict__") else None
+    )
     if isinstance(own, dict):
         fields.update((name, item) for name, item in own.items() if isinstance(name, str))
     return fields or None

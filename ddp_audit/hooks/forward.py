@@ -106,8 +106,9 @@ leave = _hook.protect(_leave)
 
 def _patched(call: Any, like: Any) -> Any:
     """A ``__call__`` that records. ``call(self)`` finds the real one when it is called."""
+
     @functools.wraps(like)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(self, *args, **kwargs)
         forward = enter(self, args, kwargs)
@@ -120,7 +121,7 @@ def _patched(call: Any, like: Any) -> Any:
             _local.inside = False
             leave(forward, time.perf_counter_ns() - start)
 
-    return __call__
+    return recorded
 
 
 def _plain_call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,21 +164,21 @@ def install_fsdp2(module: Any) -> None:
         return
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(kind, self).__call__(*args, **kwargs)  # type: ignore[misc]
+        return super(kind, self).__call__(*args, **kwargs)
 
     kind.__call__ = _patched(call, _module_class().__call__)
 
 
 def install_compile(module: Any) -> None:
     """Patch ``OptimizedModule.__call__`` of ``torch._dynamo.eval_frame``: a compiled wrapper."""
-    kind = getattr(module, "OptimizedModule", None)
-    original = vars(kind).get("__call__") if kind is not None else None
+    kind: Any = getattr(module, "OptimizedModule", None)
+    original: Any = vars(kind).get("__call__") if kind is not None else None
     if original is None:
         _compile.unavailable("OptimizedModule.__call__")
         return
 
     @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(self, *args, **kwargs)
         forward = enter_compiled(self, args, kwargs)
@@ -190,7 +191,7 @@ def install_compile(module: Any) -> None:
             _local.inside = False
             leave(forward, time.perf_counter_ns() - start)
 
-    kind.__call__ = __call__
+    kind.__call__ = recorded
 
 
 def _enter_compiled(module: Any, args: Any, kwargs: Any) -> Forward | None:

@@ -54,7 +54,7 @@ def _watch(module: Any, number: int) -> None:
     found = [p for p in parameters_of(module) if p.requires_grad and p.is_leaf and p.numel() <= MAX_ELEMENTS]
     # A bias under a sum loss has a constant gradient; weight matrices tell batches apart.
     matrices = [p for p in found if p.dim() >= 2] or found
-    for parameter in ([matrices[0], matrices[-1]] if len(matrices) > 1 else matrices):
+    for parameter in [matrices[0], matrices[-1]] if len(matrices) > 1 else matrices:
         if len(_watched) >= MAX_WATCHED:
             return
         watched = Watched(slot=len(_watched), parameter=weakref.ref(parameter), wrapper=weakref.ref(module))

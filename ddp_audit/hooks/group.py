@@ -84,4 +84,4 @@ def install(module: Any) -> None:
 
     module.init_process_group = init_process_group
     module.destroy_process_group = destroy_process_group
-    PROBE.at_exit.append(_hook.protect(lambda: _count_collectives(module)))  # type: ignore[arg-type]
+    PROBE.at_exit.append(_hook.protect(lambda: _count_collectives(module)))

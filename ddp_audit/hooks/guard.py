@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,5 +148,3 @@ def hook(name: str) -> Hook:
 def all_hooks() -> list[Hook]:
     """Every hook that was asked for so far."""
     return list(_hooks.values())
-
-

@@ -89,32 +89,29 @@ def _dispatched(held: Holder, data: Any) -> None:
         base = own.get("base_dataloader")
         inner = samplers.fields(base)
         dataset = inner.get("dataset", own.get("dataset"))
-        if record.number < 0:
+        if record.info is None:
             inner_record = LOADERS.get(base)
-            number = loaders.take_number(record)
             iterable = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
-            loaders.announce(
-                record,
-                LoaderInfo(
-                    loader=number,
-                    family="dataloader",
-                    class_names=loaders.class_names(type(outer), "DataLoader"),
-                    location=inner_record.location if inner_record is not None else record.location,
-                    site_ordinal=inner_record.site_ordinal if inner_record is not None else record.site_ordinal,
-                    before_group=record.before_group,
-                    dataset_class=type(dataset).__name__,
-                    dataset_length=None if iterable else loaders.length_of(dataset),
-                    dataset_digest=None,
-                    dataset_iterable=iterable,
-                    length=None,
-                    batch_size=samplers.as_int(inner.get("batch_size")),
-                    drop_last=samplers.as_bool(own.get("_drop_last")),
-                    num_workers=samplers.as_int(inner.get("num_workers")) or 0,
-                    persistent_workers=samplers.as_bool(inner.get("persistent_workers")),
-                    in_order=samplers.as_bool(inner.get("in_order")),
-                    frameworks=("accelerate",),
-                ),
+            record.info = LoaderInfo(
+                loader=0,
+                family="dataloader",
+                class_names=loaders.class_names(type(outer), "DataLoader"),
+                location=inner_record.location if inner_record is not None else record.location,
+                site_ordinal=inner_record.site_ordinal if inner_record is not None else record.site_ordinal,
+                before_group=record.before_group,
+                dataset_class=type(dataset).__name__,
+                dataset_length=None if iterable else loaders.length_of(dataset),
+                dataset_digest=None,
+                dataset_iterable=iterable,
+                length=None,
+                batch_size=samplers.as_int(inner.get("batch_size")),
+                drop_last=samplers.as_bool(own.get("_drop_last")),
+                num_workers=samplers.as_int(inner.get("num_workers")) or 0,
+                persistent_workers=samplers.as_bool(inner.get("persistent_workers")),
+                in_order=samplers.as_bool(inner.get("in_order")),
+                frameworks=("accelerate",),
             )
+        loaders.announce(record)
         if record.current is not None and not record.current.ended:
             PROBE.end_iteration(record.current)
         held.iteration = record.current = PROBE.begin_iteration(
@@ -148,7 +145,7 @@ def _wrap(kind: Any) -> None:
     original = kind.__iter__
 
     @functools.wraps(original)
-    def __iter__(self: Any) -> Any:
+    def iterate(self: Any) -> Any:
         held = Holder(self)
         source = original(self)
         finished = False
@@ -170,7 +167,7 @@ def _wrap(kind: Any) -> None:
                 source.close()
             ends(held, finished)
 
-    kind.__iter__ = __iter__
+    kind.__iter__ = iterate
 
 
 def install_accelerate(module: Any) -> None:

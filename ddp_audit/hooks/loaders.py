@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ddp_audit.hooks import digest, samplers
@@ -22,6 +22,8 @@ class Loader:
     site_ordinal: int = 0
     before_group: bool | None = None
     number: int = -1  # given at the first iteration
+    info: LoaderInfo | None = None  # read when the first iterator is made: the loader may be gone after
+    expected: int | None = None  # len(loader)
     batch_size: int | None = None
     current: Iteration | None = None
     iteration_count: int = 0
@@ -61,7 +63,7 @@ def length_of(value: Any) -> int | None:
     if not hasattr(type(value), "__len__"):
         return None
     try:
-        return int(len(value))
+        return len(value)
     except (TypeError, NotImplementedError, ValueError):
         return None
 
@@ -91,7 +93,7 @@ def rng_digests() -> tuple[int, int, int]:
     first = digest.bytes_digest(digest.tensor_words(state, 1))
     second = 0
     if numpy is not None:
-        name, keys, position, *_ = numpy.get_state()
+        _, keys, position, *_ = numpy.get_state()
         second = digest.bytes_digest(keys.tobytes() + str(position).encode())
     third = digest.bytes_digest(repr(random.getstate()).encode()) if random is not None else 0
     return first, second, third
@@ -120,16 +122,13 @@ def start_fields(record: Loader, chain: list[Any], dataset: Any) -> dict[str, An
     }
 
 
-def announce(record: Loader, info: LoaderInfo) -> None:
-    """Write the loader event, once."""
-    PROBE.event("loader", asdict(info))
-
-
-def take_number(record: Loader) -> int:
-    """Number of the loader in order of first iteration."""
+def announce(record: Loader) -> None:
+    """Give the loader its number and write its event, once."""
+    if record.number >= 0 or record.info is None:
+        return
     record.number = _numbers[0]
     _numbers[0] += 1
-    return record.number
+    PROBE.event("loader", asdict(replace(record.info, loader=record.number)))
 
 
 def _forget() -> None:

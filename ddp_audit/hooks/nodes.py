@@ -27,7 +27,15 @@ from ddp_audit.records import LoaderInfo
 _hook = hook("nodes")
 MAX_DRAWS = 1 << 16
 SAME_COUNT = frozenset(
-    ("Mapper", "ParallelMapper", "_ParallelMapperImpl", "_InlineMapperIter", "_ParallelMapperIter", "Prefetcher", "PinMemory")
+    (
+        "Mapper",
+        "ParallelMapper",
+        "_ParallelMapperImpl",
+        "_InlineMapperIter",
+        "_ParallelMapperIter",
+        "Prefetcher",
+        "PinMemory",
+    )
 )
 """Nodes that return one item for each item they take, in the order in which they took them."""
 
@@ -91,7 +99,11 @@ def _chain(root: Any) -> list[Any]:
         found.append(node)
         own = samplers.fields(node)
         # ``_it`` first: it is the iterator that really runs inside a mapper or prefetcher node.
-        node = own.get("_it") if type(node).__name__ in ("Mapper", "ParallelMapper", "Prefetcher", "PinMemory", "_ParallelMapperImpl") else None
+        node = (
+            own.get("_it")
+            if type(node).__name__ in ("Mapper", "ParallelMapper", "Prefetcher", "PinMemory", "_ParallelMapperImpl")
+            else None
+        )
         if node is None:
             node = own.get("source", own.get("root"))
         if any(node is one for one in found):
@@ -121,7 +133,7 @@ def _plan(root: Any) -> Plan | None:
                 batch_size, drop_last = int(own.get("batch_size", 0)), bool(own.get("drop_last", True))
         elif name == "_SingleThreadedMapper" or name in SAME_COUNT:
             if name == "_ParallelMapperIter" and own.get("in_order") is False:
-                if mapper is not None or (batch_size and not any(n == "Batcher" for n in names[names.index(name):])):
+                if mapper is not None or (batch_size and not any(n == "Batcher" for n in names[names.index(name) :])):
                     return None  # batches made of items in any order
                 mapper = weakref.ref(node)
         else:
@@ -225,53 +237,65 @@ def _began(iterator: Any) -> None:
         PROBE.end_iteration(running.iteration)
     running.iteration, running.num_items, running.ahead = None, 0, None
     running.plan = _plan(own.get("root"))
+    if record.info is None:
+        _describe(own.get("root"), record, running.plan)
     chain = _sampler_chain(own.get("root"))
-    dataset = samplers.fields(chain[-1]).get("data_source", samplers.fields(chain[-1]).get("dataset")) if chain else None
+    dataset = (
+        samplers.fields(chain[-1]).get("data_source", samplers.fields(chain[-1]).get("dataset")) if chain else None
+    )
     running.start = loaders.start_fields(record, chain, dataset)
 
 
-def _first(iterator: Any, running: Running) -> Iteration:
-    record, own = running.record, samplers.fields(iterator)
-    if record.number < 0:
-        number = loaders.take_number(record)
-        nodes = _chain(own.get("root"))
-        chain = _sampler_chain(own.get("root"))
-        dataset = None
-        for one in reversed(chain):
-            found = samplers.fields(one)
-            dataset = found.get("data_source", found.get("dataset"))
-            if dataset is not None:
-                break
-        plan = running.plan
-        sizes = [samplers.as_int(samplers.fields(one).get("batch_size")) for one in (*nodes, *chain)]
-        workers = [samplers.as_int(samplers.fields(node).get("num_workers")) or 0 for node in nodes]
-        orders = [samplers.as_bool(samplers.fields(node).get("in_order")) for node in nodes]
-        record.batch_size = next((size for size in sizes if size is not None), None)
-        loaders.announce(
-            record,
-            LoaderInfo(
-                loader=number,
-                family="nodes",
-                class_names=("Loader", *dict.fromkeys(type(node).__name__ for node in nodes)),
-                location=record.location,
-                site_ordinal=record.site_ordinal,
-                before_group=record.before_group,
-                dataset_class=type(dataset).__name__ if dataset is not None else None,
-                dataset_length=loaders.length_of(dataset) if dataset is not None else None,
-                dataset_digest=digest.dataset_digest(dataset) if dataset is not None else None,
-                dataset_iterable=plan is None,
-                length=None,
-                batch_size=record.batch_size,
-                drop_last=plan.drop_last if plan is not None and plan.batch_size else None,
-                num_workers=max(workers, default=0),
-                persistent_workers=None,
-                in_order=next((order for order in orders if order is not None), None),
-            ),
-        )
+def _expected(plan: Plan | None) -> int | None:
+    """Items of a whole epoch, by the sampler's length."""
+    node = plan.sampler() if plan is not None else None
+    length = loaders.length_of(samplers.fields(node).get("sampler")) if node is not None else None
+    if plan is None or length is None or not plan.batch_size:
+        return length
+    return length // plan.batch_size if plan.drop_last else -(-length // plan.batch_size)
+
+
+def _first(running: Running) -> Iteration:
+    record = running.record
+    loaders.announce(record)
     if record.current is not None and not record.current.ended:
         PROBE.end_iteration(record.current)
-    running.iteration = record.current = PROBE.begin_iteration(record.number, running.start or {})
+    running.iteration = record.current = PROBE.begin_iteration(record.number, running.start or {}, record.expected)
     return running.iteration
+
+
+def _describe(root: Any, record: Loader, plan: Plan | None) -> None:
+    nodes = _chain(root)
+    chain = _sampler_chain(root)
+    dataset = None
+    for one in reversed(chain):
+        found = samplers.fields(one)
+        dataset = found.get("data_source", found.get("dataset"))
+        if dataset is not None:
+            break
+    sizes = [samplers.as_int(samplers.fields(one).get("batch_size")) for one in (*nodes, *chain)]
+    workers = [samplers.as_int(samplers.fields(node).get("num_workers")) or 0 for node in nodes]
+    orders = [samplers.as_bool(samplers.fields(node).get("in_order")) for node in nodes]
+    record.batch_size = next((size for size in sizes if size is not None), None)
+    record.expected = _expected(plan)
+    record.info = LoaderInfo(
+        loader=0,
+        family="nodes",
+        class_names=("Loader", *dict.fromkeys(type(node).__name__ for node in nodes)),
+        location=record.location,
+        site_ordinal=record.site_ordinal,
+        before_group=record.before_group,
+        dataset_class=type(dataset).__name__ if dataset is not None else None,
+        dataset_length=loaders.length_of(dataset) if dataset is not None else None,
+        dataset_digest=digest.dataset_digest(dataset) if dataset is not None else None,
+        dataset_iterable=plan is None,
+        length=None,
+        batch_size=record.batch_size,
+        drop_last=plan.drop_last if plan is not None and plan.batch_size else None,
+        num_workers=max(workers, default=0),
+        persistent_workers=None,
+        in_order=next((order for order in orders if order is not None), None),
+    )
 
 
 def _delivered(iterator: Any, data: Any, cached: bool, wait_ns: int) -> None:
@@ -283,7 +307,7 @@ def _delivered(iterator: Any, data: Any, cached: bool, wait_ns: int) -> None:
         if batch is not None:
             PROBE.deliver(batch.iteration, batch)
         return
-    iteration = running.iteration or _first(iterator, running)
+    iteration = running.iteration or _first(running)
     batch = make_batch(iteration, data, _index_of(running), -1, wait_ns, running.record.batch_size)
     running.num_items += 1
     PROBE.wait_ns += wait_ns
@@ -297,7 +321,7 @@ def _exhausted(iterator: Any) -> None:
     running = RUNNING.get(iterator)
     if running is None or running.peeking:
         return
-    iteration = running.iteration or _first(iterator, running)
+    iteration = running.iteration or _first(running)
     iteration.exhausted = True
     PROBE.end_iteration(iteration)
 
@@ -366,7 +390,7 @@ def install_loader(module: Any) -> None:
     init, next_, reset_, has_next_ = loader.__init__, kind.next, kind.reset, kind.has_next
 
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         constructed(self)
 
@@ -396,5 +420,5 @@ def install_loader(module: Any) -> None:
         finally:
             peek(self, False)
 
-    loader.__init__ = __init__
+    loader.__init__ = built
     kind.next, kind.reset, kind.has_next = next, reset, has_next

@@ -286,7 +286,7 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 def learning_rate(optimizer: Any) -> float:
     """Of the first group; NaN when it lies on a device."""
-    value = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    value: Any = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     if isinstance(value, (int, float)):
         return float(value)
     if digest.is_tensor(value) and value.device.type == "cpu" and value.numel() == 1:
@@ -365,7 +365,9 @@ def _final() -> None:
     found: list[tuple[int, list[Any]]] = []
     for optimizer, known in KNOWN.items():
         if known.started:
-            found.append((known.number, [x for p in all_parameters(optimizer) if (x := local_part(p, sharded)) is not None]))
+            found.append(
+                (known.number, [x for p in all_parameters(optimizer) if (x := local_part(p, sharded)) is not None])
+            )
     tensors = [t for _, part in sorted(found, key=lambda item: item[0]) for t in part]
     if tensors and all(t.device.type == "cpu" for t in tensors):
         PROBE.final_params = digest.whole_digest(tensors)
@@ -381,6 +383,7 @@ def install(module: Any) -> None:
     if pre is None or post is None:
         _hook.unavailable("global optimizer step hooks")
         return
+
     def step_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
             before(optimizer, args, kwargs)

@@ -8,9 +8,12 @@ import sys
 from ddp_audit.records import Location
 
 LIBRARIES = frozenset(
-    "torch torchdata lightning lightning_fabric pytorch_lightning accelerate transformers datasets deepspeed "
-    "ddp_audit functools contextlib runpy importlib _frozen_importlib _frozen_importlib_external abc typing copy".split()
-)
+    (
+        "torch", "torchdata", "lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "transformers",
+        "datasets", "deepspeed", "ddp_audit", "functools", "contextlib", "runpy", "importlib", "_frozen_importlib",
+        "_frozen_importlib_external", "abc", "typing", "copy",
+    )
+)  # fmt: skip
 
 
 def user_location(skip: int = 1) -> Location | None:

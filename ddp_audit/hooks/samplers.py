@@ -42,7 +42,9 @@ def as_bool(value: Any) -> bool | None:
 
 def is_sampler(value: Any) -> bool:
     """Whether it makes an order: a torch Sampler, or an iterable that is told the epoch."""
-    torch_sampler = any(kind.__name__ == "Sampler" and kind.__module__.startswith("torch.") for kind in type(value).__mro__)
+    torch_sampler = any(
+        kind.__name__ == "Sampler" and kind.__module__.startswith("torch.") for kind in type(value).__mro__
+    )
     return torch_sampler or "ampler" in type(value).__name__
 
 

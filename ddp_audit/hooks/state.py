@@ -75,7 +75,7 @@ class Iteration:
 
     number: int
     loader: int
-    has_index: bool = False
+    expected: int | None = None  # batches of a whole epoch; frameworks stop there without StopIteration
     num_batches: int = 0
     num_samples: int = 0
     index_digest: int | None = None
@@ -151,7 +151,8 @@ LAUNCHERS = (
     ("SLURM_PROCID", "slurm"),
 )
 OTHER_FRAMEWORKS = (
-    "horovod", "deepspeed", "mpi4py", "jax", "ray", "byteps", "colossalai", "megatron", "bagua", "hivemind", "fairscale",
+    "horovod", "deepspeed", "mpi4py", "jax", "ray", "byteps", "colossalai", "megatron", "bagua", "hivemind",
+    "fairscale",
 )  # fmt: skip
 
 
@@ -319,9 +320,7 @@ class Probe:
 
                 start_watcher(settings)
 
-    def _open_channel(
-        self, rank: int, world: int, local_rank: int | None, restart: int, has_group: bool
-    ) -> Any:
+    def _open_channel(self, rank: int, world: int, local_rank: int | None, restart: int, has_group: bool) -> Any:
         try:
             if _channel.broken:
                 raise guard.BrokenForTestError
@@ -449,15 +448,16 @@ class Probe:
 
     # ------------------------------------------------------------- batches
 
-    def begin_iteration(self, loader: int, fields: dict[str, Any]) -> Iteration:
+    def begin_iteration(self, loader: int, fields: dict[str, Any], expected: int | None = None) -> Iteration:
         """A new iterator delivers its first batch or is found empty.
 
         Args:
             fields: of ``IterationInfo`` besides ``iteration`` and ``loader``.
+            expected: batches until it is exhausted, where that is known.
         """
         with self.lock:
             self.bury()
-            iteration = Iteration(number=self.num_iterations, loader=loader)
+            iteration = Iteration(number=self.num_iterations, loader=loader, expected=expected)
             self.num_iterations += 1
             self.iterations.append(iteration)
             self.event("iteration", {**fields, "iteration": iteration.number, "loader": loader})
@@ -483,7 +483,7 @@ class Probe:
                 "iteration_end",
                 {
                     "iteration": iteration.number,
-                    "finished": iteration.exhausted,
+                    "finished": iteration.exhausted or iteration.num_batches == iteration.expected,
                     "num_batches": iteration.num_batches,
                     "num_samples": iteration.num_samples,
                     "index_digest": iteration.index_digest,
@@ -511,7 +511,9 @@ class Probe:
             iteration.num_batches += 1
             iteration.num_samples += batch.num_samples
             if batch.index:
-                iteration.index_digest = digest.mix(((iteration.index_digest or 0) * digest._C1 + batch.index) & digest.MASK) or 1
+                iteration.index_digest = (
+                    digest.mix(((iteration.index_digest or 0) * digest._C1 + batch.index) & digest.MASK) or 1
+                )
             if iteration.content_digest is not None:
                 value = digest.mix((iteration.content_digest * digest._C1 + batch.content) & digest.MASK) or 1
                 iteration.content_digest = value if batch.content else None
@@ -695,7 +697,9 @@ class Probe:
             else:
                 self.last_content = 0
 
-    def _write_step(self, step: Step, serial: int, local_grad: int, head: tuple[Any, ...], tail: tuple[Any, ...]) -> None:
+    def _write_step(
+        self, step: Step, serial: int, local_grad: int, head: tuple[Any, ...], tail: tuple[Any, ...]
+    ) -> None:
         number, optimizer, generation, flags, *rest = head
         if step.grads:
             flags |= StepFlag.HAS_GRADS

@@ -94,7 +94,9 @@ def group_ranks(group: Any) -> tuple[int, ...]:
 
 def is_plain(tensor: Any) -> bool:
     """Whether it is a dense tensor on the CPU with memory of its own."""
-    return not hasattr(tensor, "_local_tensor") and tensor.device.type == "cpu" and digest.dense_parts(tensor) is not None
+    return (
+        not hasattr(tensor, "_local_tensor") and tensor.device.type == "cpu" and digest.dense_parts(tensor) is not None
+    )
 
 
 def _announce(module: Any, wrapper: Wrapper, inner: Any, ranks: tuple[int, ...], mesh: Any, **flags: Any) -> None:
@@ -143,7 +145,7 @@ def _ddp(module: Any) -> None:
         group_ranks(own.get("process_group")),
         own.get("_device_mesh", own.get("device_mesh")),
         find_unused_parameters=own.get("find_unused_parameters"),
-        broadcast_buffers=own.get("broadcast_buffers"),
+        broadcast_buffers=own.get("forward_sync_buffers", own.get("broadcast_buffers")),
     )
     from ddp_audit.hooks import gradient
 
@@ -171,7 +173,9 @@ def _fsdp1(module: Any) -> None:
         ranks = tuple(sorted(int(r) for r in mesh.mesh.reshape(-1).tolist()))
     elif inter is not None:
         ranks = group_ranks(None)
-    _announce(module, wrapper, module, ranks, mesh, module_class=type(own["_modules"].get("_fsdp_wrapped_module")).__name__)
+    _announce(
+        module, wrapper, module, ranks, mesh, module_class=type(own["_modules"].get("_fsdp_wrapped_module")).__name__
+    )
 
 
 def fsdp_meshes(module: Any) -> list[Any]:
@@ -242,11 +246,11 @@ def _after_init(kind: Any, after: Any) -> None:
     original = kind.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         after(self)
 
-    kind.__init__ = __init__
+    kind.__init__ = init
 
 
 def install_ddp(module: Any) -> None:
@@ -265,7 +269,7 @@ def install_fsdp1(module: Any) -> None:
     original = kind.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         _depth[0] += 1
         try:
             original(self, *args, **kwargs)
@@ -274,7 +278,7 @@ def install_fsdp1(module: Any) -> None:
         if _depth[0] == 0:
             fsdp1(self)
 
-    kind.__init__ = __init__
+    kind.__init__ = init
 
 
 def install_fsdp2(module: Any) -> None:
