@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import textwrap
 from typing import TYPE_CHECKING
@@ -29,9 +30,9 @@ def command(ctx: click.Context, check: str) -> None:
       ddp-audit explain DDP101
       ddp-audit explain set-epoch-missing
     """
-    from ddp_audit.checks import ALL_INFOS
+    from ddp_audit.checks import ALL_CHECKS
 
-    infos = tuple(ALL_INFOS)
+    infos = tuple(check.CHECK for check in ALL_CHECKS)
     info = find(check, infos)
     if info is None:
         names = nearest(check, infos)
@@ -58,6 +59,9 @@ def nearest(name: str, infos: tuple[CheckInfo, ...], most: int = 3) -> list[str]
     if wanted.isdigit():
         wanted = f"ddp{wanted}"
     close = difflib.get_close_matches(wanted, lower, n=most, cutoff=0.6)
+    if len(wanted) >= 4:  # the beginning of a kind, perhaps misspelled
+        start = {text[: len(wanted)]: text for text in reversed(lower)}
+        close += [start[text] for text in difflib.get_close_matches(wanted, start, n=most, cutoff=0.75)]
     inside = [text for text in lower if len(wanted) >= 4 and wanted in text]
     return [lower[text] for text in dict.fromkeys([*close, *inside])][:most]
 
@@ -72,9 +76,17 @@ def page(info: CheckInfo) -> str:
         _paragraph(f"Needs: {info.needs}"),
         "Broken:\n" + _code(info.broken),
         "Fixed:\n" + _code(info.fixed),
-        "Fix:\n" + _code(info.fix) if "\n" in info.fix else _paragraph(f"Fix: {info.fix}"),
+        "Fix:\n" + _code(info.fix) if _is_code(info.fix) else _paragraph(f"Fix: {info.fix}"),
     ]
     return "\n\n".join(parts)
+
+
+def _is_code(text: str) -> bool:
+    try:
+        ast.parse(textwrap.dedent(text))
+    except SyntaxError:
+        return "\n" in text
+    return True
 
 
 def _paragraph(text: str) -> str:

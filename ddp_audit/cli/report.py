@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -133,7 +133,7 @@ def _judged(ctx: click.Context, folders: tuple[Path, ...]) -> Audit:
     return judge(evidence)
 
 
-def _refuse(ctx: click.Context, message: str) -> None:
+def _refuse(ctx: click.Context, message: str) -> NoReturn:
     click.echo(f"ddp-audit report: {message}", err=True)
     ctx.exit(exit_codes.BAD_INPUT)
 

@@ -22,6 +22,7 @@ VERDICT_TONES = {
 
 _TONE_ORDER = ("fail", "warn", "crashed", "inconclusive", "note", "pass", "not_applicable")
 _FRACTIONS = frozenset({"share", "fraction", "ratio"})
+_LONGEST_UNIT = 12  # longer ones are whole phrases and would hide the number
 _SINGULAR = {"samples": "sample", "batches": "batch", "steps": "step", "ranks": "rank", "epochs": "epoch"}
 
 
@@ -150,16 +151,25 @@ def number(value: float | None) -> str:
 
 
 def quantity(value: float | None, unit: str | None) -> str:
-    """A number with its unit; shares become per cent, counts agree with their noun."""
+    """A number with its unit; shares become per cent, and a long unit is left to ``explained_unit``."""
     if value is None or not math.isfinite(value):
         return "unknown"
-    if unit in _FRACTIONS:
+    if _is_fraction(unit):
         percent = value * 100
         text = f"{percent:.3g}" if abs(percent) < 99.95 else f"{percent:.0f}"
         return f"{text} %"
-    if not unit:
+    if not unit or len(unit) > _LONGEST_UNIT:
         return number(value)
     return f"{number(value)} {_SINGULAR.get(unit, unit) if value == 1 else unit}"
+
+
+def explained_unit(unit: str | None) -> str:
+    """What a number counts, where ``quantity`` does not say so: ``share of steps with the same batch``."""
+    return unit if unit and unit not in _FRACTIONS and (_is_fraction(unit) or len(unit) > _LONGEST_UNIT) else ""
+
+
+def _is_fraction(unit: str | None) -> bool:
+    return unit is not None and (unit in _FRACTIONS or unit.startswith("share of "))
 
 
 def gpus(value: float) -> str:

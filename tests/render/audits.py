@@ -212,7 +212,7 @@ def failing() -> Audit:
                 steps=tuple(range(300)),
                 measured=1.0,
                 limit=0.01,
-                unit="share",
+                unit="share of steps with the same batch",
                 levels=(Level.L1, Level.L3),
                 location=Location(file="train.py", line=41),
                 fix="sampler = DistributedSampler(dataset, shuffle=True)\n"

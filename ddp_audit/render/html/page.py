@@ -70,6 +70,7 @@ class Row:
     message: str
     measured: str
     limit: str
+    unit: str
     cause_id: str
     because: str
     place: str
@@ -277,8 +278,9 @@ def _row(finding: Finding) -> Row:
         message=_sentence(finding.message),
         measured=words.one_line(words.quantity(finding.measured, finding.unit)) if finding.measured is not None else "",
         limit=words.one_line(words.quantity(finding.limit, finding.unit)) if finding.limit is not None else "",
+        unit=words.one_line(words.explained_unit(finding.unit)),
         cause_id=finding.caused_by or "",
-        because=_sentence(finding.cause or ""),
+        because=_sentence(finding.cause or (finding.why_inconclusive if tone == "crashed" else "") or ""),
         place=words.place(finding.location),
         # Findings name their first steps only, so "steps 0-15" would say too little.
         facts=", ".join(
@@ -332,7 +334,9 @@ def _sure(audit: Audit, finding: Finding) -> tuple[str, ...]:
     lines = [f"{seen}."]
     if finding.measured is not None and finding.limit is not None:
         measured, limit = (words.one_line(words.quantity(v, finding.unit)) for v in (finding.measured, finding.limit))
-        lines.append(f"Measured {measured} against a limit of {limit}; the source of the limit is in the explanation.")
+        unit = words.one_line(words.explained_unit(finding.unit))
+        what = f" ({unit})" if unit else ""
+        lines.append(f"Measured {measured} against a limit of {limit}{what}; the explanation gives the reason for it.")
     if finding.needs:
         lines.append(f"It needs {_lower(words.one_line(finding.needs)).rstrip('.')}.")
     return tuple(lines)
