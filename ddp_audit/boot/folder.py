@@ -19,8 +19,10 @@ DEFAULT = "ddp-audit-out"
 PREVIOUS = "previous"
 RUN_FILE = "run.json"
 ALIVE_FILE = ".alive"
-EVIDENCE = ("journal", "audit.json", "report.html", RUN_FILE, "processes.jsonl", ALIVE_FILE)
+EVIDENCE = ("journal", "audit.json", "report.html", RUN_FILE, "processes.jsonl", "moved.json")
 """Names of ours in a folder, besides those that start with ``evidence``; nothing else is ever moved."""
+
+MARKS = (".run-", ".ended-", ".verdict-", ".leaving-", ".watcher-", ".first-node-", ".tmp-")
 
 MARKER_WAIT = 5.0  # seconds that a rank waits for the one that tidies; moving is a few renames
 STALE = 60.0  # seconds without a sign of life after which a folder's job is taken for dead
@@ -254,9 +256,8 @@ def _wait_ready(marker: Path) -> None:
 def _tidy(folder: Path, keep: str) -> None:
     """Move earlier evidence to ``previous/<time>/``; drop the marks of earlier launches."""
     names = [n for n in os.listdir(folder) if n in EVIDENCE or n.startswith("evidence")]
-    names = [n for n in names if n != ALIVE_FILE]
     for name in os.listdir(folder):
-        if name.startswith((".run-", ".ended-", ".verdict-", ".leaving-", ".watcher", ".tmp-")) and keep not in name:
+        if name.startswith(MARKS) and keep not in name:
             (folder / name).unlink(missing_ok=True)
     real = [n for n in names if n != "journal" or any(os.scandir(folder / n))]
     if not real:

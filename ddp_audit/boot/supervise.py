@@ -14,6 +14,8 @@ from pathlib import Path
 SI_KERNEL = 0x80  # si_code of a signal that the terminal sent: the whole foreground group has it already
 TICK = 0.25  # seconds between two calls of ``tick``; short enough to see the pids of a job of a second
 
+WITNESS_WAIT = 0.1  # seconds a signal is held back to learn whether the whole group got it
+
 _NOT_PASSED = {
     "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH",
     "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT", "SIGSYS", "SIGPIPE", "SIGXFSZ",
@@ -50,6 +52,7 @@ def run_child(
     waited = passed | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would take the exit code away
+    witness = Witness(passed)
     try:
         child = _spawn(executable, argv, env, before)
         if tick is not None:
@@ -60,16 +63,67 @@ def run_child(
                 return code
             got = signal.sigtimedwait(waited, TICK)
             if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != SI_KERNEL:
-                try:
-                    os.kill(child, got.si_signo)
-                except ProcessLookupError:
-                    pass
+                if not witness.got(got.si_signo):
+                    os.kill(child, got.si_signo)  # not reaped yet, so the pid is still the child's
             elif got is None and tick is not None:
                 tick(child)
     finally:
+        witness.close()
         while signal.sigtimedwait(waited, 0) is not None:
             pass  # what came too late for the child must not hit the report
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Witness:
+    """A process beside the child that does nothing but say which signals it got.
+
+    A signal that it got too was sent to the whole process group (``timeout``, a batch system,
+    ``kill -- -pgid``): the child has it already, and passing it on would give it twice.
+    """
+
+    def __init__(self, signals: set[int] | set[signal.Signals]) -> None:
+        self._fd, inner = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._seen: list[tuple[int, float]] = []
+        parent = os.getpid()
+        try:
+            self._pid = os.fork()
+        except OSError:  # no process to be had: then signals to the group come twice, and the job runs
+            self._pid = -1
+        if self._pid == 0:
+            try:
+                for fd in (0, 1, 2):
+                    os.close(fd)  # nobody who reads the job's output may wait for us
+                while os.getppid() == parent:
+                    got = signal.sigtimedwait(signals, 1.0)
+                    if got is not None and got.si_code != SI_KERNEL:
+                        os.write(inner, bytes([got.si_signo]))
+            finally:
+                os._exit(0)
+        os.close(inner)
+
+    def got(self, number: int) -> bool:
+        """Whether it got this signal within the last half second; waits a moment for its word."""
+        limit = time.monotonic() + WITNESS_WAIT
+        while True:
+            try:
+                self._seen += [(one, time.monotonic()) for one in os.read(self._fd, 64)]
+            except OSError:
+                pass
+            for item in self._seen:
+                if item[0] == number and time.monotonic() - item[1] < 0.5:
+                    self._seen.remove(item)
+                    return True
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End it."""
+        if self._pid > 0:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._fd)
 
 
 def _spawn(executable: str, argv: Sequence[str], env: Mapping[str, str], mask: set[int] | set[signal.Signals]) -> int:

@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
     pid, identity = int(words[1]), words[2]
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the job, whose end we wait for
-    os.nice(10)
+    # Not niced: it sleeps while the job trains, and at the end rank 0 waits for it.
     out = Path(settings.out)
     agent = parent_of(pid)
     mine = out / f".watcher-{settings.run_id}"

@@ -152,6 +152,21 @@ def test_a_signal_to_the_supervisor_arrives_once(tmp_path: Path, name: str) -> N
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_the_whole_group_arrives_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.py").write_text(textwrap.dedent(SIGNALS))
+    words = (*PROBE, "job.py")
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.killpg(process.pid, getattr(signal, name))
+        assert process.stdout.readline() == f"['{name}']\n"
+        process.stdout.read()
+        assert process.wait(timeout=30) == 0
+
+
 def test_the_terminal_is_the_jobs(tmp_path: Path) -> None:
     """isatty on all three streams, and ^C reaches the job once."""
     (tmp_path / "job.py").write_text("import sys\nprint([s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)])\n")

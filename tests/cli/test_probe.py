@@ -197,6 +197,7 @@ class TestZeroRanks:
 
 def test_ranks_started_by_one_shell_share_a_folder(here: Path) -> None:
     """Two plain processes with RANK set: one folder, and a second pair makes a second launch of it."""
+    (here / "job.py").write_text("import time; time.sleep(2)\n")  # ranks of a real job meet before either ends
     for _ in range(2):
         env = environment(MASTER_ADDR="localhost", MASTER_PORT="29555", WORLD_SIZE="2")
         ranks = [
