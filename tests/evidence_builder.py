@@ -16,7 +16,6 @@ import numpy as np
 
 from ddp_audit.checks.streams import mix
 from ddp_audit.collect.merge import merge
-from ddp_audit.judge import judge
 from ddp_audit.journal import (
     BATCH_ROW,
     BATCH_STRUCT,
@@ -29,6 +28,7 @@ from ddp_audit.journal import (
     frame,
     list_frame,
 )
+from ddp_audit.judge import judge
 from ddp_audit.records import (
     NO_STEP,
     BatchFlag,

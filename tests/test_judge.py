@@ -16,15 +16,10 @@ from evidence_builder import (
     evidence,
     permutation,
     sharded,
-    write_rank,
-    write_run,
 )
 
-from ddp_audit.checks import ALL_CHECKS
-from ddp_audit.collect import evidence as store
-from ddp_audit.collect.merge import merge
 from ddp_audit.judge import judge
-from ddp_audit.records import Audit, CheckInfo, Finding, MeshInfo, Outcome, SamplerInfo, Verdict
+from ddp_audit.records import Audit, MeshInfo, Outcome, SamplerInfo, Verdict
 
 WEIGHTED = SamplerInfo(class_name="WeightedRandomSampler", replacement=True, num_samples=80)
 

@@ -51,3 +51,6 @@ ALL_CHECKS: tuple[Check, ...] = (
     ddp207_params_diverge,
 )
 """Literal on purpose: what is audited can be read here."""
+
+ALL_INFOS: tuple[CheckInfo, ...] = tuple(check.CHECK for check in ALL_CHECKS)
+"""Their descriptions, for lists and docs."""

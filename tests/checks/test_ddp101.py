@@ -104,7 +104,9 @@ def test_local_shards_walked_from_zero_are_healthy(tmp_path: Path) -> None:
     """Each rank holds its own part and walks 0..n: equal indices, other samples."""
     epochs = [batches_of(range(40), 4) for _ in range(2)]
     ranks = [
-        Rank(epochs=epochs, samplers=(BATCHED, SEQUENTIAL), dataset_length=40, dataset_digest=rank + 1, content_salt=rank)
+        Rank(
+            epochs=epochs, samplers=(BATCHED, SEQUENTIAL), dataset_length=40, dataset_digest=rank + 1, content_salt=rank
+        )
         for rank in range(2)
     ]
     assert finding(tmp_path, ranks, "DDP101").outcome is Outcome.PASS
@@ -140,9 +142,7 @@ def test_augmented_content_does_not_hide_equal_indices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("whole", "outcome"), [(8, Outcome.FAIL), (7, Outcome.INCONCLUSIVE)])
 def test_windowed_digests_need_whole_batches(tmp_path: Path, whole: int, outcome: Outcome) -> None:
-    ranks = [
-        ones(range(20), index=False, dataset_iterable=True, windowed=True, whole_batches=whole) for _ in range(2)
-    ]
+    ranks = [ones(range(20), index=False, dataset_iterable=True, windowed=True, whole_batches=whole) for _ in range(2)]
     assert finding(tmp_path, ranks, "DDP101").outcome is outcome
 
 
@@ -164,9 +164,7 @@ def test_model_inputs_where_there_is_no_loader(tmp_path: Path) -> None:
 def test_slices_of_a_common_batch_are_healthy(tmp_path: Path) -> None:
     """All ranks load the global batch, and each feeds its part to the model."""
     rows = batches_of(permutation(96, 3), 8)
-    ranks = [
-        rank_of(rows, forward=True, forward_samples=lambda samples, r=rank: samples[r::2]) for rank in range(2)
-    ]
+    ranks = [rank_of(rows, forward=True, forward_samples=lambda samples, r=rank: samples[r::2]) for rank in range(2)]
     found = finding(tmp_path, ranks, "DDP101")
     assert found.outcome is Outcome.PASS
     assert found.levels == (Level.L3,)
@@ -184,9 +182,7 @@ def test_recorded_samples_count_as_indices(tmp_path: Path) -> None:
 
 def test_tensor_parallel_peers_may_read_alike(tmp_path: Path) -> None:
     mesh = MeshInfo(shape=(2,), dim_names=("tp",), ranks=(0, 1))
-    ranks = [
-        ones(range(20), wrapper=None, model_mesh=mesh, model_dims=(0,), num_dtensors=2) for _ in range(2)
-    ]
+    ranks = [ones(range(20), wrapper=None, model_mesh=mesh, model_dims=(0,), num_dtensors=2) for _ in range(2)]
     assert finding(tmp_path, ranks, "DDP101").outcome is Outcome.NOT_APPLICABLE
 
 
