@@ -19,9 +19,9 @@ def kind_of(path: Path) -> str:
 
 
 def test_there_is_a_job_for_each_kind() -> None:
-    from ddp_audit.checks import ALL_INFOS
+    from ddp_audit.checks import ALL_CHECKS
 
-    assert {kind_of(path) for path in KNOWN} == {info.kind for info in ALL_INFOS}
+    assert {kind_of(path) for path in KNOWN} == {info.kind for info in (check.CHECK for check in ALL_CHECKS)}
 
 
 def test_each_job_names_the_check_it_trips() -> None:
