@@ -97,7 +97,7 @@ def over_groups(check: CheckInfo, view: View, judge: Callable[[Group], Finding])
     return worst
 
 
-def short_of_data(check: CheckInfo, group: Group) -> Finding | None:
+def not_comparable(check: CheckInfo, group: Group) -> Finding | None:
     """The finding where samples cannot be compared at all; ``None`` when they can."""
     level, why = group.level
     if level is None:
@@ -109,6 +109,15 @@ def short_of_data(check: CheckInfo, group: Group) -> Finding | None:
             off or settle,
             ranks=group.ranks,
         )
+    return None
+
+
+def short_of_data(check: CheckInfo, group: Group) -> Finding | None:
+    """The finding where too few steps can be compared; ``None`` when enough can."""
+    short = not_comparable(check, group)
+    if short is not None:
+        return short
+    level = group.level[0]
     steps = group.common_steps
     if len(steps) < MIN_STEPS:
         return inconclusive(
@@ -120,20 +129,35 @@ def short_of_data(check: CheckInfo, group: Group) -> Finding | None:
             measured=float(len(steps)),
             limit=float(MIN_STEPS),
             unit="steps",
-            levels=(level,),
+            levels=(level,) if level is not None else (),
         )
     return None
 
 
 def short_of_epochs(check: CheckInfo, group: Group, needed: int = 1) -> Finding | None:
-    """The finding where no epoch can be judged; ``None`` when enough can."""
-    short = short_of_data(check, group)
+    """The finding where no epoch can be judged; ``None`` when enough can.
+
+    A finished epoch is judged by its samples, however few steps it has.
+    """
+    short = not_comparable(check, group)
     if short is not None:
         return short
     level = group.level[0]
     levels = (level,) if level is not None else ()
     if len(group.epochs) >= needed and not group.with_replacement:
-        return None
+        fewest = min(len(samples) for item in group.epochs for samples in item.samples)
+        if fewest >= MIN_STEPS:
+            return None
+        return inconclusive(
+            check,
+            f"Not judged: a replica reads {count(fewest, 'sample')} per epoch.",
+            f"epochs of at least {MIN_STEPS} samples per replica",
+            ranks=group.ranks,
+            measured=float(fewest),
+            limit=float(MIN_STEPS),
+            unit="samples",
+            levels=levels,
+        )
     if group.epochs and group.with_replacement:
         return finding(
             check,

@@ -12,7 +12,9 @@ from ddp_audit.checks.common import (
     over_groups,
     percent,
     ranks_text,
+    not_comparable,
     short_of_data,
+    short_of_epochs,
 )
 from ddp_audit.checks.streams import SIGNIFICANT_Z, EpochSet, Group, View, explained_padding
 from ddp_audit.collect.duplicates import coverage
@@ -95,8 +97,16 @@ def _by_step(group: Group) -> Finding:
         "levels": levels_of(group),
         "ranks": group.ranks,
     }
-    identical = len(group.replicas) > 1 and excess >= 0.95 * (1 - 1 / len(group.replicas))
-    if excess > LIMIT and not identical:
+    # all the same at every step is DDP101's finding, not a share that overlaps
+    identical = share.overlap >= 0.95 * (1 - 1 / len(group.replicas)) * share.total
+    if identical:
+        return finding(
+            CHECK,
+            Outcome.NOT_APPLICABLE,
+            "The replicas read the same batches, so there are no shares: that is DDP101's question.",
+            levels=levels_of(group),
+        )
+    if excess > LIMIT:
         if not all(bool(stream.whole_S.all()) for stream in group.streams):
             return inconclusive(
                 CHECK, "Only windows of the samples were hashed.", "samples of which every byte can be hashed", **facts
@@ -122,7 +132,9 @@ def _by_step(group: Group) -> Finding:
 
 
 def _judge(group: Group) -> Finding:
-    short = short_of_data(CHECK, group)
+    short = not_comparable(CHECK, group)
+    if short is None:
+        short = short_of_data(CHECK, group) if group.with_replacement else short_of_epochs(CHECK, group)
     if short is not None:
         return short
     if group.with_replacement:

@@ -882,32 +882,46 @@ def explained_padding(item: EpochSet) -> int:
     return min(counts.num_overlap, explained, item.padding)
 
 
+def _blocks(values_SR: U64Array) -> list[U64Array]:
+    """Equal blocks of rows, two or more, each of distinct samples, all of the same set; empty where there are none."""
+    flat = values_SR.reshape(-1)
+    _, first = np.unique(flat, return_index=True)
+    again = np.ones(len(flat), dtype=np.bool_)
+    again[first] = False
+    if not again.any():
+        return []
+    size, rest = divmod(int(np.flatnonzero(again)[0]), values_SR.shape[1])
+    if rest or size < MIN_STEPS or len(values_SR) < 2 * size:
+        return []
+    blocks = [values_SR[k : k + size] for k in range(0, len(values_SR) - size + 1, size)]
+    reference = np.sort(blocks[0], axis=None)
+    return blocks if all(np.array_equal(np.sort(block, axis=None), reference) for block in blocks) else []
+
+
 def _implicit_epochs(group: Group) -> Iterable[EpochSet]:
     """Hand-written loops have no iterator that ends: find epochs in the stream itself.
 
     Where each replica's stream falls into two or more blocks of equal length, each of distinct
-    samples and all of the same set, the blocks are epochs.
+    samples and all of the same set, the blocks are epochs. Where no replica repeats itself like
+    that, but all replicas together do (shards that change from epoch to epoch), likewise.
     """
     if group.level[0] is None or len(group.common_steps) < MIN_STEPS:
         return
-    blocks: list[list[U64Array]] = []
+    values_R: list[U64Array] = []
     for stream in group.streams:
         if not bool(stream.listed_S.all()) or not bool(stream.whole_S.all()) or not len(stream.samples):
             return
-        values = stream.samples[np.argsort(stream.window, kind="stable")]
-        _, first = np.unique(values, return_index=True)
-        again = np.ones(len(values), dtype=np.bool_)
-        again[first] = False
-        if not again.any():
-            return
-        size = int(np.flatnonzero(again)[0])
-        if size < MIN_STEPS or len(values) < 2 * size:
-            return
-        mine = [values[k : k + size] for k in range(0, len(values) - size + 1, size)]
-        reference = np.sort(mine[0])
-        if any(not np.array_equal(np.sort(block), reference) for block in mine):
-            return
-        blocks.append(mine)
+        values_R.append(stream.samples[np.argsort(stream.window, kind="stable")])
+    apart = [_blocks(values[:, None]) for values in values_R]
+    if all(apart):
+        blocks = [[block[:, 0] for block in mine] for mine in apart]
+    elif len({len(values) for values in values_R}) == 1:
+        together = _blocks(np.stack(values_R, axis=1))
+        blocks = [[block[:, replica] for block in together] for replica in range(len(values_R))]
+    else:
+        return
+    if not blocks[0]:
+        return
     sizes = {len(mine[0]) for mine in blocks}
     if len(sizes) != 1:
         return
@@ -990,7 +1004,11 @@ def _step_share(group: Group) -> StepShare | None:
     if chance and (overlap - chance) < SIGNIFICANT_Z * np.sqrt(max(chance, 1.0)):
         excess = 0.0
     else:
+        # on a scale where chance is no loss, and equal batches on all replicas are the whole loss
+        most = int(total.sum()) * (1.0 - 1.0 / len(group.replicas))
         excess = max(0.0, overlap - chance)
+        excess *= most / (most - chance) if most > chance else 1.0
+        excess = min(excess, most)
     return StepShare(
         fraction=1.0 - excess / int(total.sum()),
         num_steps=len(union),

@@ -348,3 +348,24 @@ def test_healthy_looks(tmp_path: Path, check: str) -> None:
     ]
     for name, ranks in {"replacement": with_replacement, "fixed": fixed, "local": local}.items():
         assert finding(tmp_path / name, ranks, check).outcome is not Outcome.FAIL, name
+
+
+def test_identical_weighted_draws_are_one_gpu(tmp_path: Path) -> None:
+    """With replacement from few rows chance overlap is large; equal batches still count once."""
+    weighted = SamplerInfo(class_name="WeightedRandomSampler", replacement=True)
+    draws = [int(k) for k in np.random.default_rng(3).integers(0, 60, 400)]
+    ranks = [Rank(epochs=[batches_of(draws, 8)], samplers=(BATCHED, weighted), dataset_length=60) for _ in range(2)]
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    assert audit.effective_gpus == pytest.approx(1.0)
+    assert {item.id for item in audit.checks if item.outcome is Outcome.FAIL} == {"DDP101"}
+
+
+def test_epochs_of_one_step_are_judged_by_their_samples(tmp_path: Path) -> None:
+    ranks = [
+        Rank(epochs=[[permutation(32, 10 * r + e)] for e in range(3)], samplers=(BATCHED, RANDOM), dataset_length=32)
+        for r in range(2)
+    ]
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    found = {item.id: item.outcome for item in audit.checks}
+    assert found["DDP101"] is Outcome.INCONCLUSIVE
+    assert found["DDP103"] is Outcome.FAIL
