@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ddp_audit import __version__
 from ddp_audit.checks import ALL_CHECKS, Check
 from ddp_audit.checks.common import count, ranks_text
-from ddp_audit.checks.streams import EpochSet, Group, RankView, View, epoch_of
+from ddp_audit.checks.streams import Epoch, EpochSet, Group, RankView, View, epoch_of
 from ddp_audit.collect.duplicates import coverage
 from ddp_audit.records import (
     Audit,
@@ -211,12 +211,13 @@ def _synced_forwards(view: RankView) -> bool:
 
 def _summaries(view: View) -> tuple[RankSummary, ...]:
     level_of = {rank: group.level[0] for group in view.groups for rank in group.ranks}
+    implicit = _implicit(view)
     found = []
     for rank, rank_view in view.ranks.items():
         level = level_of.get(rank) or Level.L1
         stream = rank_view.stream(level)
         epochs = [epoch_of(rank_view, n, level if level is not Level.L3 else Level.L2) for n in rank_view.training]
-        done = [epoch for epoch in epochs if epoch.complete]
+        done = [epoch for epoch in epochs if epoch.complete] or implicit.get(rank, [])
         loader = epochs[0].loader if epochs else None
         found.append(
             RankSummary(
@@ -234,6 +235,17 @@ def _summaries(view: View) -> tuple[RankSummary, ...]:
             )
         )
     return tuple(found)
+
+
+def _implicit(view: View) -> dict[int, list[Epoch]]:
+    """Epochs that were found in the stream itself (hand-written loops), by rank."""
+    found: dict[int, list[Epoch]] = {}
+    for group in view.groups:
+        for item in group.epochs:
+            for replica, part in zip(group.replicas, item.parts, strict=True):
+                for rank in replica if part.loader is None else ():
+                    found.setdefault(rank, []).append(part)
+    return found
 
 
 def _elapsed_us(steps: npt.NDArray[np.void]) -> float | None:

@@ -147,3 +147,17 @@ def test_tensor_parallel_peers_are_one_replica(tmp_path: Path) -> None:
     assert audit.effective_gpus == 8.0
     assert audit.groups[0].replicas == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert not failed(audit)
+
+
+@pytest.mark.parametrize(("split", "length", "effective"), [(True, 48, 2.0), (False, 96, 1.0)])
+def test_hand_written_loops_have_epochs_too(tmp_path: Path, split: bool, length: int, effective: float) -> None:
+    """Shards that change from epoch to epoch: no rank repeats its samples, all ranks together do."""
+    ranks = []
+    for rank in range(2):
+        orders = [permutation(96, epoch) for epoch in range(3)]
+        stream = [index for order in orders for index in (order[rank::2] if split else order)]
+        epochs = [batches_of(stream, 8)]
+        ranks.append(Rank(epochs=epochs, index=False, content=False, forward=True, location=None, finished=False))
+    audit = audit_of(tmp_path, ranks)
+    assert [(r.shard_length, r.num_epochs) for r in audit.ranks] == [(length, 3)] * 2
+    assert audit.effective_gpus == pytest.approx(effective)
