@@ -27,12 +27,11 @@ def command(fmt: str) -> None:
     """
     from dataclasses import asdict
 
-    from ddp_audit.checks import ALL_CHECKS
+    from ddp_audit.checks import ALL_INFOS
 
-    infos = [check.CHECK for check in ALL_CHECKS]
     if fmt == "json":
-        click.echo(json.dumps([asdict(info) for info in infos], indent=1, sort_keys=True, ensure_ascii=False))
+        click.echo(json.dumps([asdict(info) for info in ALL_INFOS], indent=1, sort_keys=True, ensure_ascii=False))
         return
-    width = max((len(info.kind) for info in infos), default=0)
-    for info in infos:
+    width = max((len(info.kind) for info in ALL_INFOS), default=0)
+    for info in ALL_INFOS:
         click.echo(f"{info.id}  {info.severity.value:<7}  {info.kind:<{width}}  {info.title}")

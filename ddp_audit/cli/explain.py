@@ -30,12 +30,11 @@ def command(ctx: click.Context, check: str) -> None:
       ddp-audit explain DDP101
       ddp-audit explain set-epoch-missing
     """
-    from ddp_audit.checks import ALL_CHECKS
+    from ddp_audit.checks import ALL_INFOS
 
-    infos = tuple(check.CHECK for check in ALL_CHECKS)
-    info = find(check, infos)
+    info = find(check, ALL_INFOS)
     if info is None:
-        names = nearest(check, infos)
+        names = nearest(check, ALL_INFOS)
         hint = f"did you mean {' or '.join(names)}" if names else "'ddp-audit checks' lists all"
         click.echo(f"ddp-audit explain: no check '{check}'; {hint}", err=True)
         ctx.exit(exit_codes.BAD_INPUT)

@@ -116,17 +116,23 @@ def _finding(page: _Page, finding: Finding, *, nested: bool = False) -> None:
 
 
 def _by_reason(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    """Checks that lack the same thing share a line: (mark, reason)."""
-    groups: dict[str, list[str]] = {}
+    """Checks that lack the same thing share a line: (mark, what was seen and what would settle it)."""
+    groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(words.one_line(finding.why_inconclusive or finding.message), []).append(finding.id)
+        groups.setdefault(words.one_line(finding.why_inconclusive or finding.message), []).append(finding)
     lines: list[tuple[str, str]] = []
-    for why, ids in groups.items():
+    for why, group in groups.items():
+        seen = {words.one_line(finding.message).rstrip(".") for finding in group}
+        text = f"to settle it: {why}"
+        if len(seen) == 1:
+            (only,) = seen
+            text = f"{only}; {text}" if only != why.rstrip(".") else only
+        ids = [finding.id for finding in group]
         names = ", ".join([ids[0], *(name.removeprefix("DDP") for name in ids[1:])])
         if len(ids) <= 3:
-            lines.append((f"? {names} inconclusive", why))
+            lines.append((f"? {names} inconclusive", text))
         else:
-            lines.append((f"? {len(ids)} inconclusive", f"{why} ({names})"))
+            lines.append((f"? {len(ids)} inconclusive", f"{text} ({names})"))
     return lines
 
 

@@ -95,7 +95,8 @@ def served(body: bytes, header: str) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/report.html"
+        host, port = server.server_address[:2]
+        yield f"http://{host}:{port}/report.html"
     finally:
         server.shutdown()
         server.server_close()

@@ -109,7 +109,7 @@ def audit(
         "num_steps": steps,
         "effective_gpus": effective,
         "effective_gpus_measured": None,
-        "effective_gpus_why": None if effective is not None else "one rank left no journal",
+        "effective_gpus_why": None if effective is not None else "ranks 2 and 3 did not report",
         "distinct_fraction": fraction,
         "distinct_fraction_step": fraction,
         "distinct_fraction_epoch": fraction,
@@ -250,8 +250,8 @@ def failing() -> Audit:
             finding(
                 "DDP108",
                 Outcome.INCONCLUSIVE,
-                "fewer than 2 finished epochs",
-                why_inconclusive="saw 1 finished epoch, needs 2 to tell which rows are dropped each time",
+                "Not judged: 1 of 2 finished epochs was seen.",
+                why_inconclusive="a run of at least 2 epochs",
             ),
         ),
         effective=1.0,
@@ -289,20 +289,20 @@ def uneven() -> Audit:
 
 def inconclusive() -> Audit:
     """Two of four ranks left no journal."""
-    why = "ranks 2 and 3 left no journal; run again with their journals"
+    why = "the journals of ranks 2 and 3"
     return audit(
         Verdict.INCONCLUSIVE,
         "2 of 4 ranks reported: whether 4 GPUs do the work of 4 cannot be told",
         tuple(
-            finding(id, Outcome.INCONCLUSIVE, "not all ranks reported", why_inconclusive=why)
+            finding(id, Outcome.INCONCLUSIVE, "Only ranks 0 and 1 of 4 reported.", why_inconclusive=why)
             for id in ("DDP101", "DDP102", "DDP103", "DDP104", "DDP107")
         )
         + (
             finding(
                 "DDP202",
                 Outcome.INCONCLUSIVE,
-                "no gradient was seen",
-                why_inconclusive="the hook gradients was off; needs gradients of 8 common steps",
+                "No gradient was seen: the hook gradients was off.",
+                why_inconclusive="gradients of 8 common steps",
             ),
         ),
         ranks=4,
@@ -361,20 +361,21 @@ def large() -> Audit:
 
 def nothing() -> Audit:
     """No rank was seen at all."""
-    base = audit(Verdict.INCONCLUSIVE, "no rank was seen", ranks=2, seen=0, steps=0)
-    why = "no rank was seen"
+    base = audit(Verdict.INCONCLUSIVE, "No rank was seen: torch was never imported", ranks=2, seen=0, steps=0)
+    why = "a journal of at least two ranks"
     return replace(
         base,
         world_size=None,
         ranks_missing=(),
         replicas=None,
-        checks=tuple(finding(id, Outcome.INCONCLUSIVE, why, why_inconclusive=why) for id in KINDS),
+        checks=tuple(finding(id, Outcome.INCONCLUSIVE, "No rank was seen.", why_inconclusive=why) for id in KINDS),
         attempts=(),
         groups=(),
         loaders=(),
         samplers=(),
         series=Series(),
-        core_unanswered=("Did every expected rank report? No journal was found.",),
+        effective_gpus_why="no rank was seen",
+        core_unanswered=("Did every expected rank report? None did: torch was never imported.",),
         overhead=Overhead(mean_us_per_step=None, share_of_step=None, journal_bytes=0),
         provenance=replace(base.provenance, start=None, hosts=(), notes=("torch was never imported",)),
     )

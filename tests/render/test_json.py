@@ -78,14 +78,14 @@ def test_nan_becomes_null(validator: Any) -> None:
 
 
 def test_no_path_names_a_user() -> None:
-    base = audits.hostile("/home/alice/train.py")
+    base = audits.hostile("/srv/alice/train.py")
     base = replace(base, headline="h", checks=base.checks[1:], core_unanswered=(), ranks=(), series=records.Series())
     place = records.Location(file="C:\\Users\\alice\\train.py", line=3)
     base = replace(
         base,
         loaders=(replace(base.loaders[0], class_names=("DataLoader",), dataset_class="D", location=place),),
         samplers=(),
-        provenance=replace(audits.passing().provenance, command="ddp-audit report /home/alice/out -o ~/r.html"),
+        provenance=replace(audits.passing().provenance, command="ddp-audit report /srv/alice/out -o ~/r.html"),
     )
     value = json.loads(render_json.render(base))
     assert "alice" not in json.dumps(value)

@@ -67,10 +67,10 @@ def test_a_unit_is_told_once() -> None:
     [
         ("train.py", "train.py"),
         ("src/train.py", "src/train.py"),
-        ("/home/alice/train.py", "train.py"),
+        ("/srv/alice/train.py", "train.py"),
         ("~/train.py", "train.py"),
         ("C:\\Users\\alice\\train.py", "train.py"),
-        ("/home/alice/out/", "out"),
+        ("/srv/alice/out/", "out"),
     ],
 )
 def test_public_path(path: str, public: str) -> None:
