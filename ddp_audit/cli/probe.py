@@ -451,8 +451,8 @@ def _conclude(supervisor: Supervisor, fail_on: str, allow_inconclusive: bool) ->
         folders.update_run(out, zero_reason=reason)
     complete_mesh(out, supervisor.journals)
     audit = finish(out, settings, print_text=True)
-    if reason is not None:
-        click.echo(f"ddp-audit: {reason}", err=True)
+    if reason is not None and audit is None:
+        click.echo(f"ddp-audit: no rank was seen: {reason}", err=True)
     folders.mark_ended(out, settings.run_id)
     if fail_on == "never":
         return exit_codes.OK

@@ -49,13 +49,12 @@ def main(words: list[str]) -> int:
     complete_mesh(out, journals)
 
     def shown() -> None:
-        if reason is not None:
-            print(f"ddp-audit: {reason}", file=sys.stderr, flush=True)
         watch.marker(out, "verdict", settings.run_id, pid).touch(mode=0o600)
 
     from ddp_audit.cli.finish import finish
 
-    finish(out, settings, print_text=True, shown=shown)
+    if finish(out, settings, print_text=True, shown=shown) is None and reason is not None:
+        print(f"ddp-audit: no rank was seen: {reason}", file=sys.stderr, flush=True)
     folder.mark_ended(out, settings.run_id)
     limit = time.monotonic() + settings.deadline
     while alive(pid) and time.monotonic() < limit:

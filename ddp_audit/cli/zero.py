@@ -96,7 +96,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def why_no_rank(
     out: Path, *, launcher: str | None, child: int | None, seen: Seen | None = None, asked: int | None = None
 ) -> str:
-    """One paragraph.
+    """One paragraph that goes on after "No rank was seen: ".
 
     Args:
         out: the output folder.
@@ -116,41 +116,41 @@ def why_no_rank(
     if not workers:
         if seen is not None and seen.isolated:
             return (
-                "No rank was seen: Python was started with -I, -E or -S, which keep it from loading ddp-audit. "
+                "Python was started with -I, -E or -S, which keep it from loading ddp-audit. "
                 "Leave these options out for a probed run." + few
             )
         if seen is not None and seen.without_variable:
             return (
-                "No rank was seen: the environment was not passed on to the job's Python. Pass it on "
-                "(srun --export=ALL, mpirun -x, docker run -e), or put ddp-audit probe just before the script." + few
+                "the environment was not passed on to the job's Python. Pass it on (srun --export=ALL, "
+                "mpirun -x, docker run -e), or put ddp-audit probe just before the script." + few
             )
         if starts:
             return (
-                "No rank was seen: the launcher ended before a Python process of the job started, or did not "
-                "pass its environment on." + few
+                "the launcher ended before a Python process of the job started, or did not pass its "
+                "environment on." + few
             )
         return (
-            "No rank was seen: no Python process started with the environment of ddp-audit. Either the command "
-            "starts no Python, or its Python was started with -I, -E or -S, or the environment was not passed on." + few
+            "no Python process started with the environment of ddp-audit. Either the command starts no Python, "
+            "or its Python was started with -I, -E or -S, or the environment was not passed on." + few
         )
     old = [line["python"] for line in workers if line.get("python", 999) < OLDEST_PYTHON[0] * 100 + OLDEST_PYTHON[1]]
     if old:
         version = f"{old[0] // 100}.{old[0] % 100}"
-        return f"No rank was seen: the job's Python is {version}, ddp-audit needs 3.11 or newer inside the ranks."
+        return f"the job's Python is {version}. Inside the ranks ddp-audit needs 3.11 or newer."
     if not any(line.get("pid") in with_torch for line in workers) and not with_torch - {child}:
-        return f"No rank was seen: {_processes(len(workers))} of the job started and torch was never imported.{few}"
+        return f"torch was never imported ({_processes(len(workers))} of the job ran).{few}"
     failed = [line for line in told if line.get("event") == "hook_failed"]
     if failed:
         return (
-            f"No rank was seen: the hooks could not be loaded in the job's Python ({failed[0].get('error')} at "
-            f"the import of {failed[0].get('target')}); they need numpy and a torch of 2.4 or newer there."
+            f"the hooks could not be loaded in the job's Python ({failed[0].get('error')} at the import of "
+            f"{failed[0].get('target')}). They need numpy and a torch of 2.4 or newer there."
         )
     running = sum(alive(int(line.get("pid", 0))) for line in workers)
     if running:
-        return f"No rank was seen so far: {_processes(running)} of the job still run.{few}"
+        return f"none has proved to be one so far; {_processes(running)} of the job still run.{few}"
     return (
-        "No rank was seen: torch was imported, but no process made a process group, wrapped a model for "
-        f"data-parallel training or made an optimizer step.{few}"
+        "torch was imported, but no process made a process group, wrapped a model for data-parallel training "
+        f"or made an optimizer step.{few}"
     )
 
 
