@@ -224,7 +224,10 @@ def build(audit: Audit) -> Page:
 
 def _facts(audit: Audit) -> tuple[tuple[str, str], ...]:
     level = next((group.level for group in audit.groups if group.level is not None), None)
-    facts = [("Ranks", words.ranks_stated(audit)), ("Steps", f"{words.number(audit.num_steps)} on all ranks")]
+    facts = [
+        ("Ranks", words.ranks_stated(audit)),
+        ("Steps", f"{words.number(audit.num_steps)} on all ranks{' seen' if audit.ranks_missing else ''}"),
+    ]
     if level is not None:
         facts.append(("Data verdict rests on", _LEVELS[level]))
     facts.append(("Cost of the probe", words.cost(audit).removeprefix("probe ").removeprefix("cost ")))
