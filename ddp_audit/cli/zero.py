@@ -96,7 +96,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def why_no_rank(
     out: Path, *, launcher: str | None, child: int | None, seen: Seen | None = None, asked: int | None = None
 ) -> str:
-    """One paragraph that goes on after "No rank was seen: ".
+    """One paragraph that goes on after "No rank was seen: ", without a last full stop.
 
     Args:
         out: the output folder.
@@ -105,7 +105,12 @@ def why_no_rank(
         seen: what was seen in /proc, where somebody looked.
         asked: ranks that the launcher was asked for.
     """
-    told = lines(out)
+    return _reason(lines(out), launcher, child, seen, asked).rstrip(".")
+
+
+def _reason(
+    told: list[dict[str, Any]], launcher: str | None, child: int | None, seen: Seen | None, asked: int | None
+) -> str:
     starts = [line for line in told if line.get("event") == "start"]
     with_torch = {line.get("pid") for line in told if line.get("event") == "torch"}
     ranked = [line for line in starts if line.get("ranked")]
