@@ -140,13 +140,18 @@ def _gpus(value: float, world: int) -> str:
 # --------------------------------------------------------------------------- core questions
 
 
+def _zero_reason(evidence: Evidence) -> str:
+    """Why no rank was seen, as half a sentence."""
+    reason = evidence.command.zero_reason or "nothing wrote a journal"
+    return reason.removeprefix("No rank was seen: ").rstrip(".")
+
+
 def _core(view: View, findings: Sequence[Finding], groups: Sequence[DataGroup]) -> tuple[str, ...]:
     """Core questions without an answer, one sentence each."""
     open_questions: list[str] = []
     evidence = view.evidence
     if not view.ranks:
-        reason = evidence.command.zero_reason or "no rank wrote a journal"
-        return (f"Did every expected rank report? None did: {reason}.",)
+        return (f"Did every expected rank report? None did: {_zero_reason(evidence)}.",)
     if view.ranks_missing:
         open_questions.append(
             f"Did every expected rank report? {ranks_text(view.ranks_missing).capitalize()} of {view.world_size} "
@@ -157,8 +162,8 @@ def _core(view: View, findings: Sequence[Finding], groups: Sequence[DataGroup]) 
     if (view.world_size or len(view.ranks)) > 1:
         data = by_id.get("DDP101")
         if data is not None and data.outcome in (Outcome.INCONCLUSIVE, Outcome.ERROR):
-            why = data.why_inconclusive or data.message
-            open_questions.append(f"Do replicas read different samples? Not answered: it needs {why}.")
+            why = f" It takes {data.why_inconclusive}." if data.why_inconclusive else ""
+            open_questions.append(f"Do replicas read different samples? {data.message}{why}")
         if not failed & {"DDP201", "DDP202", "DDP203", "DDP206", "DDP207"}:
             why_not = _gradients_unanswered(view)
             if why_not is not None:
@@ -169,7 +174,7 @@ def _core(view: View, findings: Sequence[Finding], groups: Sequence[DataGroup]) 
             open_questions.append(f"{name} was required and is no check of this version.")
         elif item.outcome in (Outcome.INCONCLUSIVE, Outcome.ERROR):
             open_questions.append(f"{item.id} was required: {item.why_inconclusive or item.message}.")
-    return tuple(question.replace("..", ".") for question in open_questions)
+    return tuple(open_questions)
 
 
 def _gradients_unanswered(view: View) -> str | None:
@@ -448,7 +453,7 @@ def _lead(findings: Sequence[Finding]) -> Finding | None:
 def _headline(view: View, findings: Sequence[Finding], effective: float | None, why: str | None) -> str:
     world = view.world_size or len(view.ranks)
     if not view.ranks:
-        return f"No rank was seen: {view.evidence.command.zero_reason or 'nothing wrote a journal'}"
+        return f"No rank was seen: {_zero_reason(view.evidence)}"
     if view.ranks_missing:
         return (
             f"{len(view.ranks)} of {count(world, 'rank')} reported; {ranks_text(view.ranks_missing)} "
@@ -493,7 +498,7 @@ def judge(evidence: Evidence, checks: Sequence[Check] = ALL_CHECKS, *, created: 
     fractions = [value for value in map(_smaller, groups) if value is not None]
     why: str | None = None
     if not view.ranks:
-        why = evidence.command.zero_reason or "no rank was seen"
+        why = _zero_reason(evidence)
     elif view.ranks_missing:
         why = f"{ranks_text(view.ranks_missing)} did not report"
     elif any(_smaller(group) is None for group in groups):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -17,9 +18,22 @@ from evidence_builder import (
     permutation,
     sharded,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ddp_audit.checks import ALL_CHECKS
+from ddp_audit.checks.streams import View
 from ddp_audit.judge import judge
-from ddp_audit.records import Audit, MeshInfo, Outcome, SamplerInfo, Verdict
+from ddp_audit.records import (
+    Audit,
+    CheckInfo,
+    Finding,
+    MeshInfo,
+    Outcome,
+    SamplerInfo,
+    Severity,
+    Verdict,
+)
 
 WEIGHTED = SamplerInfo(class_name="WeightedRandomSampler", replacement=True, num_samples=80)
 
@@ -161,3 +175,176 @@ def test_hand_written_loops_have_epochs_too(tmp_path: Path, split: bool, length:
     audit = audit_of(tmp_path, ranks)
     assert [(r.shard_length, r.num_epochs) for r in audit.ranks] == [(length, 3)] * 2
     assert audit.effective_gpus == pytest.approx(effective)
+
+
+# --------------------------------------------------------------------------- verdict and robustness
+
+
+class Raising:
+    """A check with a bug."""
+
+    CHECK: CheckInfo = replace(ALL_CHECKS[0].CHECK, id="DDP999", kind="mine")
+
+    def run(self, view: View) -> Finding:
+        raise RuntimeError("bug")
+
+
+class Mine(Raising):
+    """A user's own check."""
+
+    def run(self, view: View) -> Finding:
+        return Finding(
+            id="DDP999", kind="mine", outcome=Outcome.FAIL, severity=Severity.NOTE, message=f"{len(view.ranks)} ranks"
+        )
+
+
+def test_a_check_that_raises_costs_its_own_answer(tmp_path: Path) -> None:
+    audit = judge(evidence(tmp_path, sharded()), checks=(*ALL_CHECKS, Raising()), created=0.0)
+    assert audit.checks[-1].outcome is Outcome.ERROR
+    assert "RuntimeError: bug" in audit.checks[-1].message
+    assert audit.verdict is Verdict.PASS
+
+
+def test_a_check_of_the_users_own_and_notes(tmp_path: Path) -> None:
+    audit = judge(evidence(tmp_path, sharded()), checks=(*ALL_CHECKS, Mine()), created=0.0)
+    assert audit.checks[-1].message == "2 ranks"
+    assert audit.verdict is Verdict.PASS  # notes never change it
+
+
+@pytest.mark.parametrize(("required", "verdict"), [("DDP106", Verdict.INCONCLUSIVE), ("DDP101", Verdict.PASS)])
+def test_required_checks_are_core(tmp_path: Path, required: str, verdict: Verdict) -> None:
+    audit = audit_of(tmp_path, sharded(num_epochs=1), require=(required,))
+    assert audit.verdict is verdict
+    assert len(audit.core_unanswered) == (verdict is Verdict.INCONCLUSIVE)
+
+
+def test_required_check_that_does_not_exist(tmp_path: Path) -> None:
+    audit = audit_of(tmp_path, sharded(), require=("DDP998",))
+    assert audit.verdict is Verdict.INCONCLUSIVE
+    assert "DDP998" in audit.core_unanswered[0]
+
+
+def test_few_steps_are_no_pass(tmp_path: Path) -> None:
+    ranks = [replace(r, epochs=[r.epochs[0][:7]]) for r in sharded()]
+    audit = audit_of(tmp_path, ranks)
+    assert audit.verdict is Verdict.INCONCLUSIVE
+    assert audit.core_unanswered[0].startswith("Do replicas read different samples?")
+
+
+def test_gradients_unseen_are_no_pass(tmp_path: Path) -> None:
+    ranks = [replace(r, wrapper=None, grads=lambda _: 0) for r in sharded()]
+    audit = audit_of(tmp_path, ranks)
+    assert audit.verdict is Verdict.INCONCLUSIVE
+    assert any(question.startswith("Are gradients shared?") for question in audit.core_unanswered)
+
+
+def test_one_rank_alone_passes(tmp_path: Path) -> None:
+    audit = audit_of(tmp_path, [Rank(epochs=[batches_of(range(80), 8)], wrapper=None, group=False)])
+    assert audit.verdict is Verdict.PASS
+    assert audit.effective_gpus == 1.0
+
+
+def test_words_of_the_check_come_along(tmp_path: Path) -> None:
+    for item in audit_of(tmp_path, same_batches()).checks:
+        assert item.title
+        assert item.why
+        assert item.needs
+        assert item.message[0].isupper() or item.message[0].isdigit()
+        assert item.message.endswith(".")
+        assert "!" not in item.message
+        assert (item.outcome is Outcome.INCONCLUSIVE) == bool(item.why_inconclusive)
+        if item.outcome is Outcome.FAIL:
+            assert item.cause
+            assert item.fix
+            assert item.measured is not None
+            assert item.unit
+
+
+def test_sub_groups_are_compared_inside(tmp_path: Path) -> None:
+    """Two DDP groups that read alike on purpose, for instance two models of an ensemble."""
+    data = sharded(160, 2, 2)
+    ranks = [replace(data[k % 2], group_ranks=(0, 1) if k < 2 else (2, 3)) for k in range(4)]
+    audit = audit_of(tmp_path, ranks)
+    assert [group.replicas for group in audit.groups] == [((0,), (1,)), ((2,), (3,))]
+    assert audit.effective_gpus == 4.0
+    assert not failed(audit)
+
+
+def test_the_worst_group_counts(tmp_path: Path) -> None:
+    alike = same_batches()
+    ranks = [replace(r, group_ranks=(0, 1)) for r in sharded(80)] + [replace(r, group_ranks=(2, 3)) for r in alike]
+    audit = audit_of(tmp_path, ranks)
+    assert audit.effective_gpus == 2.0
+    assert next(item for item in audit.checks if item.id == "DDP101").ranks == (2, 3)
+
+
+def test_accumulated_batches_belong_to_their_step(tmp_path: Path) -> None:
+    ranks = [replace(r, accumulate=2) for r in sharded(320, 2, 2)]
+    audit = audit_of(tmp_path, ranks)
+    assert audit.num_steps == 20
+    assert audit.effective_gpus == 2.0
+    assert not failed(audit)
+
+
+def test_series_show_who_read_the_same(tmp_path: Path) -> None:
+    ranks = [same_batches()[0], sharded(80, 2, 2)[1], same_batches()[1]]
+    series = audit_of(tmp_path, ranks).series
+    assert series.heat_ranks == (0, 1, 2)
+    assert set(series.heat[0]) == {0}
+    assert set(series.heat[1]) == {1, -1}  # it took half as many steps
+    assert series.heat[2][:10] == (0,) * 10
+    assert series.overlap[0][0] == 1.0
+    assert series.overlap[0][2] == 1.0
+    assert series.shard_label == "samples in the first finished epoch"
+    assert series.shards == (80, 40, 80)
+
+
+def test_series_are_bounded(tmp_path: Path) -> None:
+    ranks = sharded(66 * 240, 66, 1, 1, content=False)
+    audit = audit_of(tmp_path, ranks)
+    assert len(audit.series.heat) == 64
+    assert {len(row) for row in audit.series.heat} == {200}
+    assert len(audit.series.overlap) == 16
+    assert len(audit.series.shards) == 64
+    assert audit.effective_gpus == 66.0
+
+
+def test_rank_tables(tmp_path: Path) -> None:
+    audit = audit_of(tmp_path, sharded(160, 2, 3))
+    row = audit.ranks[1]
+    assert (row.rank, row.num_steps, row.num_epochs, row.shard_length, row.num_samples) == (1, 30, 3, 80, 240)
+    assert row.ended
+    assert row.data_share == pytest.approx(0.1, abs=0.02)
+    assert audit.overhead.mean_us_per_step == pytest.approx(40)
+    assert audit.overhead.journal_bytes > 0
+    assert audit.samplers[-1].class_name == "DistributedSampler"
+    assert audit.loaders[0].dataset_length == 160
+    assert audit.provenance.evidence_sha256
+    assert audit.provenance.backend == "gloo"
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(4)))
+def test_numbering_of_ranks_does_not_matter(order: list[int]) -> None:
+    data = [*same_batches(), *sharded(80, 2, 2)]
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        straight = audit_of(Path(one), data)
+        turned = audit_of(Path(other), [data[k] for k in order])
+    assert turned.effective_gpus == pytest.approx(straight.effective_gpus)
+    assert outcomes(turned) == outcomes(straight)
+    assert turned.verdict is straight.verdict
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 50))
+def test_names_of_samples_do_not_matter(step: int) -> None:
+    """Multiplying all indices changes neither the measure nor any outcome."""
+    data = own_permutation()
+    renamed = [
+        replace(r, epochs=[[[k * step for k in b] for b in e] for e in r.epochs], dataset_length=None) for r in data
+    ]
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        straight = audit_of(Path(one), [replace(r, dataset_length=None) for r in data])
+        turned = audit_of(Path(other), renamed)
+    assert turned.effective_gpus == straight.effective_gpus
+    assert outcomes(turned) == outcomes(straight)

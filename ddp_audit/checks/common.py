@@ -101,12 +101,15 @@ def not_comparable(check: CheckInfo, group: Group) -> Finding | None:
     """The finding where samples cannot be compared at all; ``None`` when they can."""
     level, why = group.level
     if level is None:
-        settle = why or "sample indices or contents of every replica"
-        off = group.view.hook_off("index", "content", "loader", "forward")
+        settle = (
+            "the axes of the mesh, for instance --mesh dp=2,tp=2"
+            if "--mesh" in (why or "")
+            else "sample indices, batch contents or model inputs of every replica; record_samples(ids) gives them"
+        )
         return inconclusive(
             check,
-            f"The samples of {ranks_text(group.ranks)} cannot be compared: {settle}.",
-            off or settle,
+            f"The samples of {ranks_text(group.ranks)} cannot be compared: {why or 'none were seen'}.",
+            settle,
             ranks=group.ranks,
         )
     return None

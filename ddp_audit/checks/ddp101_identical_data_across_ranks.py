@@ -99,10 +99,16 @@ def _cause(group: Group) -> tuple[str, str]:
         alike = len(known) == len(digests) > 1 and any(len({item[k] for item in known}) == 1 for k in range(3))
         if random and alike:
             seeds = ", and equal seeds give every rank the same order"
-        return (
-            f"the sampler {leaf.class_name} does not know the ranks{seeds}",
-            f"{name}(dataset, sampler=DistributedSampler(dataset)) in place of {leaf.class_name}",
-        )
+        if leaf.class_name in ("RandomSampler", "SequentialSampler"):
+            fix = f"{name}(dataset, sampler=DistributedSampler(dataset)) in place of {leaf.class_name}"
+        elif leaf.replacement:
+            fix = (
+                f"draw 1/{num} of the samples on each rank, with a generator of {leaf.class_name} that is seeded by "
+                "seed + rank"
+            )
+        else:
+            fix = f"give {leaf.class_name} the rank and the world size, and let it deal each rank its own share"
+        return f"the sampler {leaf.class_name} does not know the ranks{seeds}", fix
     return (
         f"{name} draws from equal seeds on every rank",
         "give the sampler the rank and world size, or mix the rank into the seed of endless random draws",

@@ -9,10 +9,10 @@ from ddp_audit.checks.common import (
     inconclusive,
     levels_of,
     loader_word,
+    not_comparable,
     over_groups,
     percent,
     ranks_text,
-    not_comparable,
     short_of_data,
     short_of_epochs,
 )

@@ -6,9 +6,9 @@ import numpy as np
 
 from ddp_audit.checks.common import (
     count,
-    dataset_word,
     finding,
     levels_of,
+    loader_word,
     not_applicable,
     over_groups,
     percent,
@@ -88,14 +88,20 @@ def _judge(group: Group) -> Finding:
         loader = group.loader
         if loader is not None and loader.drop_last and "BatchSampler" not in dropping:
             dropping.append(loader.class_names[0] if loader.class_names else "the loader")
-        where = " and ".join(dict.fromkeys(dropping)) or "the loader"
-        fixed = " before a fixed order is cut" if not any(s.shuffle for s in samplers) else ""
+        names = list(dict.fromkeys(dropping)) or [loader_word(loader)]
+        if len(names) > 1:
+            where = f"{' and '.join(names)} both drop what does not fill (drop_last)"
+        elif dropping:
+            where = f"{names[0]} drops what does not fill (drop_last)"
+        else:
+            where = f"{names[0]} leaves rows out"
+        again = " and the order is fixed, so it is always the same rows" if not any(s.shuffle for s in samplers) else ""
         return finding(
             CHECK,
             Outcome.FAIL,
             f"{missing} of {length} samples ({percent(share)}) are used in none of {count(len(epochs), 'epoch')} by "
             f"{ranks_text(group.ranks)}, the same ones each time.",
-            cause=f"{where} of {dataset_word(loader)} drop what does not fill a batch{fixed}",
+            cause=f"{where}{again}",
             fix="set drop_last in one place only and shuffle before dropping, or use a smaller batch",
             location=group.location,
             **facts,

@@ -233,7 +233,7 @@ WORLD_OF_ONE = sampler(1000, 0, 1)
         (
             {"samplers": (SamplerInfo(class_name="BucketBatches"),), "class_names": ("Buckets", "DataLoader")},
             "BucketBatches does not know the ranks",
-            "Buckets(dataset, sampler=DistributedSampler(dataset))",
+            "give BucketBatches the rank and the world size",
         ),
         ({"samplers": (BATCHED, sampler(1000, 0, 2))}, "was given rank 0 on every rank", "get_rank()"),
     ],

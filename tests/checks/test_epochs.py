@@ -233,7 +233,7 @@ def test_the_same_rows_dropped_each_epoch(tmp_path: Path) -> None:
     found = finding(tmp_path, ranks, "DDP108")
     assert found.outcome is Outcome.FAIL
     assert found.message.startswith("47 of 111 samples (42.3 %) are used in none of 9 epochs")
-    assert "BatchSampler and DistributedSampler" in (found.cause or "")
+    assert "BatchSampler and DistributedSampler both drop" in (found.cause or "")
 
 
 @pytest.mark.parametrize(
