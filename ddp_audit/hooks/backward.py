@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from ddp_audit.hooks import gradient
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE
 
 _hook = hook("backward")
@@ -29,6 +29,7 @@ def install(module: Any) -> None:
         _hook.unavailable("torch.autograd.backward")
         return
 
+    @unseen
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if getattr(_local, "inside", False):  # re-entrant checkpointing

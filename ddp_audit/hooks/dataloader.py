@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_audit.hooks import digest, holding, loaders, samplers
 from ddp_audit.hooks.delivery import index_bytes, make_batch
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.loaders import LOADERS, Loader
 from ddp_audit.hooks.places import user_location
 from ddp_audit.hooks.state import PROBE, Iteration, after_fork
@@ -218,6 +218,7 @@ def patch_init(loader_class: Any) -> None:
     """Note where loaders of this class are built."""
     original = loader_class.__init__
 
+    @unseen
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -230,6 +231,7 @@ def patch_process_data(iterator_class: Any) -> None:
     """Note which worker made the batch that is being returned."""
     original = iterator_class._process_data
 
+    @unseen
     @functools.wraps(original)
     def _process_data(self: Any, data: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         worker_of(self, worker)
@@ -248,11 +250,13 @@ def install(module: Any) -> None:
     patch_init(module.DataLoader)
     init, reset, next_index, next_ = base.__init__, base._reset, base._next_index, base.__next__
 
+    @unseen
     @functools.wraps(init)
     def new_init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         init(self, loader, *args, **kwargs)
         began(self, loader)
 
+    @unseen
     @functools.wraps(reset)
     def new_reset(self: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> Any:
         result = reset(self, loader, first_iter, *args, **kwargs)
@@ -260,12 +264,14 @@ def install(module: Any) -> None:
             began(self, loader)
         return result
 
+    @unseen
     @functools.wraps(next_index)
     def new_next_index(self: Any) -> Any:
         index = next_index(self)
         drew(self, index)
         return index
 
+    @unseen
     @functools.wraps(next_)
     def new_next(self: Any) -> Any:
         start = time.perf_counter_ns()
@@ -305,6 +311,7 @@ def install_stateful(module: Any) -> None:
     mark = state.protect(constructing)
     stateful_base: Any = kinds[0].__mro__[1]
 
+    @unseen
     @functools.wraps(base_init)
     def base_init_marked(self: Any, *args: Any, **kwargs: Any) -> None:
         base_init(self, *args, **kwargs)
@@ -315,6 +322,7 @@ def install_stateful(module: Any) -> None:
         original = kind.__init__
 
         def wrap(original: Any) -> Any:
+            @unseen
             @functools.wraps(original)
             def init(self: Any, *args: Any, **kwargs: Any) -> None:
                 try:

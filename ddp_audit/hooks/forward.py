@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ddp_audit.hooks import digest, wrappers
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks import digest, guard, wrappers
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE, Forward
 from ddp_audit.hooks.wrappers import WRAPPERS
 from ddp_audit.records import ForwardFlag, ListKind
@@ -107,6 +107,7 @@ leave = _hook.protect(_leave)
 def _patched(call: Any, like: Any) -> Any:
     """A ``__call__`` that records. ``call(self)`` finds the real one when it is called."""
 
+    @unseen
     @functools.wraps(like)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -124,6 +125,7 @@ def _patched(call: Any, like: Any) -> Any:
     return recorded
 
 
+@unseen
 def _plain_call(self: Any, *args: Any, **kwargs: Any) -> Any:
     # Looked up now: torch.fx replaces Module.__call__ for a while.
     return torch.nn.Module.__call__(self, *args, **kwargs)
@@ -163,6 +165,7 @@ def install_fsdp2(module: Any) -> None:
         hook("fsdp").unavailable("FSDPModule.__call__")
         return
 
+    @unseen
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return super(kind, self).__call__(*args, **kwargs)
 
@@ -171,12 +174,14 @@ def install_fsdp2(module: Any) -> None:
 
 def install_compile(module: Any) -> None:
     """Patch ``OptimizedModule.__call__`` of ``torch._dynamo.eval_frame``: a compiled wrapper."""
+    guard.dynamo_imported()
     kind: Any = getattr(module, "OptimizedModule", None)
     original: Any = vars(kind).get("__call__") if kind is not None else None
     if original is None:
         _compile.unavailable("OptimizedModule.__call__")
         return
 
+    @unseen
     @functools.wraps(original)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddp_audit.hooks import digest
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE, after_fork
 
 _hook = hook("gradient")
@@ -63,6 +63,7 @@ def _watch(module: Any, number: int) -> None:
 
 
 def _make_hook(watched: Watched) -> Any:
+    @unseen
     def fired(parameter: Any) -> None:
         took(watched, parameter)
 
@@ -136,6 +137,7 @@ def install_fsdp2(module: Any) -> None:
         _fsdp.unavailable("FSDP2 foreach_reduce")
         return
 
+    @unseen
     @functools.wraps(original)
     def foreach_reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
         reduces(gradients)

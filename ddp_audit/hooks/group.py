@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any
 
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE
 
 _hook = hook("group")
@@ -68,12 +68,14 @@ def install(module: Any) -> None:
         _hook.unavailable("init_process_group")
         return
 
+    @unseen
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = init(*args, **kwargs)
         made(module)
         return result
 
+    @unseen
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
         existed = module.is_initialized()

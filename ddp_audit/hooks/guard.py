@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 HOOKS = (
     "worker",
@@ -65,6 +67,7 @@ class Clock:
 
 
 CLOCK = Clock()
+_TRACER: list[Any] = [None]
 
 
 class Hook:
@@ -106,6 +109,7 @@ class Hook:
     def protect(self, function: Callable[P, R]) -> Callable[P, R | None]:
         """The function with its errors swallowed and its time counted; ``None`` on failure."""
 
+        @unseen
         @functools.wraps(function)
         def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if self.off or Hook.silent:
@@ -115,6 +119,9 @@ class Hook:
             if outermost:
                 local.on = True
                 start = time.perf_counter_ns()
+                # Dynamo, once it is there, would compile the frames of a hook. Nothing but C is called here.
+                tracer = _TRACER[0]
+                tracing = tracer(None) if tracer is not None else None
             try:
                 if self.broken:
                     raise BrokenForTestError
@@ -124,10 +131,35 @@ class Hook:
                 return None
             finally:
                 if outermost:
+                    if tracer is not None:
+                        tracer(tracing)
                     local.on = False
                     CLOCK.spent_ns += time.perf_counter_ns() - start
 
         return safe
+
+
+def _eval_frame() -> Any:
+    """Dynamo's C module, which is there without dynamo being imported; ``None`` in a torch without it."""
+    return sys.modules.get("torch._C._dynamo.eval_frame")
+
+
+def unseen(function: F) -> F:
+    """Have dynamo leave this function's own frame alone, so that it compiles the frames it would without us."""
+    code, frames = getattr(function, "__code__", None), _eval_frame()
+    if code is None or frames is None:
+        return function
+    if hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):  # since torch 2.7
+        action = frames._FrameAction
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
+
+
+def dynamo_imported() -> None:
+    """From now on hooks hide their frames from dynamo."""
+    _TRACER[0] = getattr(_eval_frame(), "set_eval_frame", None)
 
 
 def _ignore(hook: Hook) -> None:

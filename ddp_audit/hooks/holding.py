@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_audit.hooks import loaders, samplers
 from ddp_audit.hooks.delivery import make_batch
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.loaders import LOADERS, Loader
 from ddp_audit.hooks.state import PROBE, Batch, Iteration
 from ddp_audit.records import LoaderInfo
@@ -144,6 +144,7 @@ ends = _hook.protect(_ends)
 def _wrap(kind: Any) -> None:
     original = kind.__iter__
 
+    @unseen
     @functools.wraps(original)
     def iterate(self: Any) -> Any:
         held = Holder(self)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_audit.hooks import digest, loaders, samplers
 from ddp_audit.hooks.delivery import index_bytes, make_batch
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.loaders import LOADERS, Loader
 from ddp_audit.hooks.places import user_location
 from ddp_audit.hooks.state import PROBE, Batch, Iteration, after_fork
@@ -350,12 +350,14 @@ def install_adapters(module: Any) -> None:
         return
     next_, reset_ = kind.next, kind.reset
 
+    @unseen
     @functools.wraps(next_)
     def next(self: Any) -> Any:
         item = next_(self)
         drew(self, item)
         return item
 
+    @unseen
     @functools.wraps(reset_)
     def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = reset_(self, *args, **kwargs)
@@ -373,6 +375,7 @@ def install_map(module: Any) -> None:
         _hook.unavailable("torchdata.nodes _ParallelMapperIter")
         return
 
+    @unseen
     @functools.wraps(original)
     def _maybe_update_snapshot(self: Any, idx: int) -> Any:
         order(self, idx)
@@ -389,11 +392,13 @@ def install_loader(module: Any) -> None:
         return
     init, next_, reset_, has_next_ = loader.__init__, kind.next, kind.reset, kind.has_next
 
+    @unseen
     @functools.wraps(init)
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         constructed(self)
 
+    @unseen
     @functools.wraps(next_)
     def next(self: Any) -> Any:
         cached = getattr(self, "_cached_item", None) is not None
@@ -406,12 +411,14 @@ def install_loader(module: Any) -> None:
         delivered(self, item, cached, time.perf_counter_ns() - start)
         return item
 
+    @unseen
     @functools.wraps(reset_)
     def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = reset_(self, *args, **kwargs)
         began(self)
         return result
 
+    @unseen
     @functools.wraps(has_next_)
     def has_next(self: Any) -> Any:
         peek(self, True)

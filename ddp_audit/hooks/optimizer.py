@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ddp_audit.hooks import device, digest, gradient, group, wrappers
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE, Step, after_fork
 from ddp_audit.hooks.weak import WeakIdMap
 from ddp_audit.records import MeshInfo, ParametersInfo
@@ -384,10 +384,12 @@ def install(module: Any) -> None:
         _hook.unavailable("global optimizer step hooks")
         return
 
+    @unseen
     def step_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
             before(optimizer, args, kwargs)
 
+    @unseen
     def step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not after(optimizer, args, kwargs):
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.weak import WeakIdMap
 from ddp_audit.records import SamplerInfo
 
@@ -117,6 +117,7 @@ _count = _hook.protect(_count_call)
 
 
 def _counting(function: Any) -> Any:
+    @unseen
     @functools.wraps(function)
     def set_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
         _count(self)

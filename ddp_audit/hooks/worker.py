@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.state import PROBE
 
 _hook = hook("worker")
@@ -19,6 +19,7 @@ def install(module: Any) -> None:
         _hook.unavailable("the loader's worker loop")
         return
 
+    @unseen
     @functools.wraps(original)
     def _worker_loop(*args: Any, **kwargs: Any) -> Any:
         entered()

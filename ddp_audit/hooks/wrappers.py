@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddp_audit.hooks import digest
-from ddp_audit.hooks.guard import hook
+from ddp_audit.hooks.guard import hook, unseen
 from ddp_audit.hooks.places import user_location
 from ddp_audit.hooks.state import PROBE, after_fork
 from ddp_audit.hooks.weak import WeakIdMap
@@ -245,6 +245,7 @@ def held_parameters() -> tuple[set[int], set[int]]:
 def _after_init(kind: Any, after: Any) -> None:
     original = kind.__init__
 
+    @unseen
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -268,6 +269,7 @@ def install_fsdp1(module: Any) -> None:
     kind = module.FullyShardedDataParallel
     original = kind.__init__
 
+    @unseen
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         _depth[0] += 1
@@ -288,6 +290,7 @@ def install_fsdp2(module: Any) -> None:
         _fsdp.unavailable("fully_shard")
         return
 
+    @unseen
     @functools.wraps(original)  # copies the ``.state`` function along
     def fully_shard(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
