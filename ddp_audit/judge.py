@@ -17,7 +17,7 @@ from ddp_audit import __version__
 from ddp_audit.checks import ALL_CHECKS, Check
 from ddp_audit.checks.common import count, ranks_text
 from ddp_audit.checks.streams import Epoch, EpochSet, Group, RankView, View, epoch_of
-from ddp_audit.collect.duplicates import coverage
+from ddp_audit.collect.duplicates import coverage, distinct
 from ddp_audit.records import (
     Audit,
     CheckInfo,
@@ -116,8 +116,8 @@ def _whole_batches(group: Group) -> float | None:
     if not len(steps):
         return None
     orders = np.stack([s.order_S[np.searchsorted(s.steps, steps)] for s in group.streams])
-    distinct = sum(len(np.unique(column)) for column in orders.T)
-    return distinct / orders.size
+    found = sum(len(distinct(column)) for column in orders.T)
+    return found / orders.size
 
 
 def _smaller(group: DataGroup) -> float | None:
@@ -233,7 +233,7 @@ def _summaries(view: View) -> tuple[RankSummary, ...]:
                 num_epochs=len(done),
                 shard_length=done[0].num_samples or None if done else None,
                 num_samples=int(stream.num_S.sum()),
-                num_distinct=len(np.unique(stream.samples)) if len(stream.samples) else None,
+                num_distinct=len(distinct(stream.samples)) if len(stream.samples) else None,
                 loader_length=loader.length if loader is not None else None,
                 data_share=_data_share(rank_view),
                 ended=rank_view.info.ended,
@@ -393,7 +393,7 @@ def _series(view: View, summaries: Sequence[RankSummary]) -> Series:
         shard_label="samples in the first finished epoch" if by_epoch else "samples in all steps",
         dataset_length=length,
         epoch_coverage=tuple(
-            (coverage(item.samples).num_union, item.length if item.length is not None else -1)
+            (item.counts.num_union, item.length if item.length is not None else -1)
             for item in epochs[:MAX_HEAT_BINS]
         ),
     )

@@ -17,7 +17,6 @@ from ddp_audit.checks.common import (
     short_of_epochs,
 )
 from ddp_audit.checks.streams import SIGNIFICANT_Z, EpochSet, Group, View, explained_padding
-from ddp_audit.collect.duplicates import coverage
 from ddp_audit.records import CheckInfo, Finding, Outcome, Severity
 
 LIMIT = 0.05  # shared reads beyond padding, of all reads; double rows in real data stay well below
@@ -49,7 +48,7 @@ sampler.set_epoch(epoch)  # on every rank""",
 
 def _overlap(item: EpochSet) -> tuple[int, int, int]:
     """(further reads beyond padding, union, sum of distinct reads)."""
-    counts = coverage(item.samples)
+    counts = item.counts
     further = max(0, counts.num_overlap - explained_padding(item))
     return further, counts.num_union, int(counts.num_distinct_R.sum())
 

@@ -19,7 +19,6 @@ from ddp_audit.checks.common import (
     short_of_epochs,
 )
 from ddp_audit.checks.streams import MIN_STEPS, EpochSet, Group, View
-from ddp_audit.collect.duplicates import coverage
 from ddp_audit.records import CheckInfo, Finding, Outcome, Severity
 
 FULL = 0.95  # share of the set that counts as all of it: drop_last and padding take a few rows
@@ -52,7 +51,7 @@ loader = DataLoader(dataset, batch_size=32, sampler=sampler)""",
 
 def is_full(item: EpochSet) -> bool:
     """Every replica covers the whole set in this epoch."""
-    counts = coverage(item.samples)
+    counts = item.counts
     whole = max(item.length or 0, counts.num_union)
     return whole >= MIN_STEPS and bool((counts.num_distinct_R >= FULL * whole).all())
 
@@ -67,7 +66,7 @@ def _judge(group: Group) -> Finding:
     if short is not None:
         return short
     full = [item for item in group.epochs if is_full(item)]
-    counts = coverage(group.epochs[0].samples)
+    counts = group.epochs[0].counts
     whole = max(group.epochs[0].length or 0, counts.num_union)
     share = float(counts.num_distinct_R.min()) / max(whole, 1)
     facts = {

@@ -14,7 +14,6 @@ from ddp_audit.checks.common import (
     short_of_epochs,
 )
 from ddp_audit.checks.streams import EpochSet, Group, View
-from ddp_audit.collect.duplicates import coverage
 from ddp_audit.records import CheckInfo, Finding, Level, Outcome, Severity
 
 SLACK = 1.1  # a second split leaves 1/N plus padding; a tenth more is allowed for it
@@ -59,8 +58,8 @@ def _judge(group: Group) -> Finding:
     if level is not Level.L1 or not any(lengths):
         return not_applicable(CHECK, "No data set of known length is read by index.")
     num = len(group.replicas)
-    worst = min(group.epochs, key=lambda item: coverage(item.samples).num_union / max(item.length or 1, 1))
-    counts = coverage(worst.samples)
+    worst = min(group.epochs, key=lambda item: item.counts.num_union / max(item.length or 1, 1))
+    counts = worst.counts
     length = worst.length or 0
     share = counts.num_union / max(length, 1)
     batch = max((len(part.last_batch) for part in worst.parts), default=0)

@@ -16,6 +16,7 @@ from ddp_audit.checks.common import (
     short_of_epochs,
 )
 from ddp_audit.checks.streams import Group, View
+from ddp_audit.collect.duplicates import distinct
 from ddp_audit.records import CheckInfo, Finding, Level, Outcome, SamplerInfo, Severity
 
 LIMIT = 0.10  # of the data set; below it drop_last and flooring are a rounding matter
@@ -71,8 +72,8 @@ def _judge(group: Group) -> Finding:
         return not_applicable(CHECK, "The sampler may leave rows out on purpose.")
     if len(epochs) < 2:
         return short_of_epochs(CHECK, group, 2) or not_applicable(CHECK, "One epoch of each loader was seen.")
-    unions = [np.unique(np.concatenate(item.samples)) for item in epochs]
-    union = np.unique(np.concatenate(unions))
+    unions = [distinct(np.concatenate(item.samples)) for item in epochs]
+    union = distinct(np.concatenate(unions))
     missing = length - len(union)
     share = missing / length
     same = all(len(one) <= len(union) and np.array_equal(one, union) for one in unions)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_audit.checks.layout import Layout, find_layout
-from ddp_audit.collect.duplicates import coverage, window_counts
+from ddp_audit.collect.duplicates import Coverage, coverage, distinct, window_counts
 from ddp_audit.records import (
     NO_STEP,
     Attempt,
@@ -182,6 +182,7 @@ class RankView:
     training: tuple[int, ...]  # training iterations in order of the first batch
     slot_keys: Mapping[int, tuple[Any, ...]]  # training iteration -> its loader's key
     slots: dict[int, int] = field(default_factory=dict)  # training iteration -> slot, common to all ranks
+    _streams: dict[Level, Stream] = field(default_factory=dict)
 
     def relative(self, steps: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Steps counted from the start of the attempt."""
@@ -203,6 +204,11 @@ class RankView:
 
     def stream(self, level: Level) -> Stream:
         """What this rank consumed, at ``level``."""
+        if level not in self._streams:
+            self._streams[level] = self._make_stream(level)
+        return self._streams[level]
+
+    def _make_stream(self, level: Level) -> Stream:
         if level is Level.L1:
             recorded = self.forwards[(self.forwards["flags"] & int(ForwardFlag.RECORDED)) != 0]
             recorded = recorded[recorded["step"] != NO_STEP]
@@ -462,7 +468,7 @@ def _number_slots(ranks: Iterable[RankView]) -> None:
 # --------------------------------------------------------------------------- groups
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class EpochSet:
     """One complete epoch of one training loader over all replicas of a group."""
 
@@ -478,6 +484,11 @@ class EpochSet:
     def samples(self) -> list[U64Array]:
         """Per replica; empty where a list is missing."""
         return [part.samples if part.samples is not None else np.empty(0, np.uint64) for part in self.parts]
+
+    @cached_property
+    def counts(self) -> Coverage:
+        """Who read what."""
+        return coverage(self.samples, pairs=False)
 
 
 @dataclass(slots=True)
@@ -639,7 +650,7 @@ class Group:
                 if any(s.replacement for s in part.iteration.samplers):
                     return True
                 assert part.samples is not None
-                repeats = len(part.samples) - len(np.unique(part.samples))
+                repeats = len(part.samples) - len(distinct(part.samples))
                 if repeats > max(len(part.last_batch), item.padding):
                     return True
         return False
@@ -662,7 +673,7 @@ class Group:
             return None
         union = total = 0
         for item in self.epochs:
-            counts = coverage(item.samples)
+            counts = item.counts
             explained = explained_padding(item)
             overlap = max(0, counts.num_overlap - explained)
             union += counts.num_union
@@ -870,7 +881,7 @@ def explained_padding(item: EpochSet) -> int:
     A known sampler pads by a known number. Otherwise only rows of the last batches can be padding,
     and only where no replica walks the whole set: then there is nothing to pad.
     """
-    counts = coverage(item.samples)
+    counts = item.counts
     if item.padding_known:
         return min(counts.num_overlap, item.padding)
     if int(counts.num_distinct_R.max()) >= 0.95 * counts.num_union:

@@ -30,7 +30,7 @@ class Coverage:
         num_union: distinct samples over all replicas.
         num_shared: distinct samples that two or more replicas read.
         shared_RR: int64, shape (R, R); distinct samples that both replicas read, the diagonal is
-            ``num_distinct_R``.
+            ``num_distinct_R``. Zero off the diagonal when pairs were not asked for.
     """
 
     num_read_R: npt.NDArray[np.int64]
@@ -43,6 +43,16 @@ class Coverage:
     def num_overlap(self) -> int:
         """How often a sample was read by a further replica: sum of distinct less the union."""
         return int(self.num_distinct_R.sum()) - self.num_union
+
+
+def distinct(values: U64Array) -> U64Array:
+    """The distinct values, ascending. Sorting is several times faster here than ``np.unique``, which hashes."""
+    ordered = np.sort(values)
+    if not len(ordered):
+        return ordered
+    fresh = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])
+    return ordered[fresh]
 
 
 def _dense(samples: Sequence[U64Array], length: int) -> Iterator[list[npt.NDArray[np.bool_]]]:
@@ -65,10 +75,10 @@ def _hashed(samples: Sequence[U64Array]) -> Iterator[list[npt.NDArray[np.bool_]]
     owners = [part % np.uint64(num_owners) if num_owners > 1 else None for part in samples]
     for owner in range(num_owners):
         mine = [
-            np.unique(part if owner_of is None else part[owner_of == owner])
+            distinct(part if owner_of is None else part[owner_of == owner])
             for part, owner_of in zip(samples, owners, strict=True)
         ]
-        union = np.unique(np.concatenate([*mine, np.empty(0, np.uint64)]))
+        union = distinct(np.concatenate([*mine, np.empty(0, np.uint64)]))
         seen = []
         for values in mine:
             flags = np.zeros(len(union), dtype=np.bool_)
@@ -77,29 +87,34 @@ def _hashed(samples: Sequence[U64Array]) -> Iterator[list[npt.NDArray[np.bool_]]
         yield seen
 
 
-def coverage(samples: Sequence[U64Array]) -> Coverage:
-    """Count ``samples``, one flat uint64 array per replica (dataset indices or sample digests)."""
+def coverage(samples: Sequence[U64Array], *, pairs: bool = True) -> Coverage:
+    """Count samples.
+
+    Args:
+        samples: one flat uint64 array per replica: dataset indices or sample digests.
+        pairs: also count for each two replicas what both read; its cost grows with R squared.
+    """
     num = len(samples)
     num_values = sum(len(part) for part in samples)
     top = max((int(part.max()) for part in samples if len(part)), default=-1)
     pieces = _dense(samples, top + 1) if top < DENSE * max(num_values, 1024) else _hashed(samples)
-    distinct = np.zeros(num, dtype=np.int64)
+    num_distinct_R = np.zeros(num, dtype=np.int64)
     shared_RR = np.zeros((num, num), dtype=np.int64)
     union = shared = 0
     for seen in pieces:
         times = np.zeros(len(seen[0]) if seen else 0, dtype=np.int32)
         for a, flags in enumerate(seen):
             times += flags
-            distinct[a] += int(flags.sum())
-            for b in range(a):
+            num_distinct_R[a] += int(flags.sum())
+            for b in range(a if pairs else 0):
                 shared_RR[a, b] += int(np.count_nonzero(flags & seen[b]))
         union += int(np.count_nonzero(times))
         shared += int(np.count_nonzero(times > 1))
     shared_RR += shared_RR.T
-    np.fill_diagonal(shared_RR, distinct)
+    np.fill_diagonal(shared_RR, num_distinct_R)
     return Coverage(
         num_read_R=np.array([len(part) for part in samples], dtype=np.int64),
-        num_distinct_R=distinct,
+        num_distinct_R=num_distinct_R,
         num_union=union,
         num_shared=shared,
         shared_RR=shared_RR,
