@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_audit.boot import folder
@@ -41,6 +41,14 @@ def clean_environment(environ: dict[str, str]) -> dict[str, str]:
     else:
         env.pop("PYTHONPATH", None)
     return env
+
+
+def restarts_left(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher starts the ranks anew should they fail."""
+    try:
+        return int(environ["TORCHELASTIC_RESTART_COUNT"]) < int(environ["TORCHELASTIC_MAX_RESTARTS"])
+    except (KeyError, ValueError):
+        return False
 
 
 def start_watcher(settings: Settings) -> None:
@@ -79,6 +87,8 @@ def await_verdict(settings: Settings) -> None:
     """
     if settings.form != "rank" or started_in != os.getpid():
         return
+    if hasattr(sys, "last_type") and restarts_left(os.environ):
+        return  # an exception ends us, and the launcher starts us anew: the verdict is for the end
     try:
         limit = time.monotonic() + settings.deadline
         shown = marker(settings.out, "verdict", settings.run_id, os.getpid())

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ddp_audit.boot import folder, watch
@@ -37,10 +38,13 @@ def main(words: list[str]) -> int:
             last = time.monotonic()
 
     in_order = watch.await_end(settings, pid, identity, each)
-    limit = time.monotonic() + settings.deadline
     journals = FolderFollower(settings.journal_folder)
-    if not in_order and _replaced(mine, agent, time.monotonic() + min(RESTART_WAIT, settings.deadline)):
-        return 0
+    if not in_order:
+        # A launcher with restarts left may take its time to the next attempt, but lives that long.
+        patience = float("inf") if watch.restarts_left(os.environ) else min(RESTART_WAIT, settings.deadline)
+        if _replaced(mine, agent, time.monotonic() + patience, each):
+            return 0
+    limit = time.monotonic() + settings.deadline
     await_ranks(journals, limit - 0.3 * settings.deadline, but=pid)
     reason = None
     if not journals.journals:
@@ -65,7 +69,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _replaced(mine: Path, agent: int | None, limit: float) -> bool:
+def _replaced(mine: Path, agent: int | None, limit: float, each: Callable[[], None]) -> bool:
     """Whether the launcher started another attempt, whose rank 0 has a watcher of its own."""
     while time.monotonic() < limit:
         try:
@@ -75,6 +79,7 @@ def _replaced(mine: Path, agent: int | None, limit: float) -> bool:
             return False
         if agent is None or agent <= 1 or not alive(agent):
             return False
+        each()
         time.sleep(watch.POLL)
     return False
 

@@ -65,3 +65,20 @@ def test_a_watcher_that_cannot_start_holds_nobody_up(tmp_path: Path) -> None:
     done = run((*PROBE, "--deadline", "1", "job.py"), tmp_path, environment(RANK="0", WORLD_SIZE="1"))
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 6
+
+
+def test_restarts_end_in_one_verdict(tmp_path: Path) -> None:
+    """The first attempt fails by an exception, the launcher starts a second: one verdict, after it."""
+    end = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise ValueError('first')\n    " + LEAVE
+    (tmp_path / "job.py").write_text(textwrap.dedent(JOB.replace("END", end)))
+    probe = " ".join([*PROBE[:-2], "--deadline", "5", "--out", "o", "job.py"])
+    (tmp_path / "agent.sh").write_text(
+        f"export TORCHELASTIC_RUN_ID=x LOCAL_WORLD_SIZE=1 TORCHELASTIC_MAX_RESTARTS=1\n"
+        f"TORCHELASTIC_RESTART_COUNT=0 {probe}\nsleep 1\nTORCHELASTIC_RESTART_COUNT=1 {probe}\n"
+    )
+    done = run(("sh", "agent.sh"), tmp_path, environment(RANK="0", WORLD_SIZE="1"))
+    assert done.returncode == 0, done.stderr
+    assert "ValueError: first" in done.stderr
+    assert done.stdout.count("no child") == 2
+    assert done.stdout.count("report: ") == 1, done.stdout
+    assert len(list((tmp_path / "o" / "journal").glob("*.journal"))) == 2
