@@ -16,6 +16,8 @@ from ddp_audit.records import BatchFlag, ListKind
 _hook = hook("digest")
 WHOLE_BATCHES = 8  # of an iteration; no error rests on windows alone
 MAX_INDEX = 1 << 20
+NOGRAD, HAS_INDEX, HAS_DIGESTS = int(BatchFlag.NOGRAD), int(BatchFlag.HAS_INDEX), int(BatchFlag.HAS_DIGESTS)
+WINDOWED, WHOLE, OPAQUE = int(BatchFlag.WINDOWED), int(BatchFlag.WHOLE), int(BatchFlag.OPAQUE)
 
 
 def index_bytes(index: Any) -> bytes | None:
@@ -42,18 +44,18 @@ def _take(record: Batch, data: Any, hint: int | None, step: int) -> None:
     found = digest.batch_digest(data, hint, whole=whole)
     record.content = found.content
     if found.opaque:
-        record.flags |= BatchFlag.OPAQUE
+        record.flags |= OPAQUE
     if found.windowed:
-        record.flags |= BatchFlag.WINDOWED
+        record.flags |= WINDOWED
     elif found.content:
-        record.flags |= BatchFlag.WHOLE
+        record.flags |= WHOLE
     if not record.num_samples:
         record.num_samples = found.num_samples
     if found.samples is not None:
-        record.flags |= BatchFlag.HAS_DIGESTS
+        record.flags |= HAS_DIGESTS
         record.lists.append((ListKind.DIGEST, found.samples.tobytes()))
         if found.whole is not None:
-            record.flags |= BatchFlag.WHOLE
+            record.flags |= WHOLE
             record.lists.append((ListKind.WHOLE, found.whole.tobytes()))
 
 
@@ -71,7 +73,7 @@ def make_batch(
         batch_size: of the loader, a hint for the batch axis.
     """
     torch = sys.modules["torch"]
-    flags = 0 if torch.is_grad_enabled() else int(BatchFlag.NOGRAD)
+    flags = 0 if torch.is_grad_enabled() else NOGRAD
     record = Batch(
         serial=PROBE.next_serial(),
         iteration=iteration,
@@ -86,7 +88,7 @@ def make_batch(
     if index is not None:
         record.num_samples = len(index) // 8
         record.index = digest.bytes_digest(index)
-        record.flags |= BatchFlag.HAS_INDEX
+        record.flags |= HAS_INDEX
         record.lists.append((ListKind.INDEX, index))
     step = PROBE.next_step
     if index is None or PROBE.due(step):

@@ -24,6 +24,8 @@ from ddp_audit.records import ForwardFlag, ListKind
 _hook = hook("forward")
 _compile = hook("compile")
 _local = threading.local()
+GRAD, SYNC, HAS_DIGESTS = int(ForwardFlag.GRAD), int(ForwardFlag.SYNC), int(ForwardFlag.HAS_DIGESTS)
+WINDOWED, WHOLE, OPAQUE = int(ForwardFlag.WINDOWED), int(ForwardFlag.WHOLE), int(ForwardFlag.OPAQUE)
 
 
 def _synced(module: Any) -> bool:
@@ -43,13 +45,14 @@ def _synced(module: Any) -> bool:
 def _enter(module: Any, args: Any, kwargs: Any) -> Forward | None:
     if getattr(_local, "inside", False):
         return None
-    wrappers.settle()
+    if wrappers.UNSETTLED:
+        wrappers.settle()
     known = WRAPPERS.get(module)
     grad = torch.is_grad_enabled()
     forward = Forward(
         serial=PROBE.next_serial(),
         wrapper=max(0, known.number) if known is not None else 0,
-        flags=int((ForwardFlag.GRAD if grad else 0) | (ForwardFlag.SYNC if _synced(module) else 0)),
+        flags=(GRAD if grad else 0) | (SYNC if _synced(module) else 0),
         num_samples=0,
     )
     pending = PROBE.pending
@@ -68,12 +71,12 @@ def _content(forward: Forward, inputs: Any, hint: int | None) -> None:
     found = digest.batch_digest(inputs, hint or None, device_sums=device_digest.row_sums)
     forward.num_samples = found.num_samples
     if found.opaque:
-        forward.flags |= ForwardFlag.OPAQUE
-    forward.flags |= ForwardFlag.WINDOWED if found.windowed else ForwardFlag.WHOLE
+        forward.flags |= OPAQUE
+    forward.flags |= WINDOWED if found.windowed else WHOLE
     if found.device is not None:
         arrived = device_digest.send_batch(found)
         if arrived is None:
-            forward.flags &= ~(ForwardFlag.WINDOWED | ForwardFlag.WHOLE)
+            forward.flags &= ~(WINDOWED | WHOLE)
             return
 
         def late(last: bool) -> bool:
@@ -82,7 +85,7 @@ def _content(forward: Forward, inputs: Any, hint: int | None) -> None:
                 return False
             samples, forward.content = values
             if samples is not None:
-                forward.flags |= ForwardFlag.HAS_DIGESTS
+                forward.flags |= HAS_DIGESTS
                 forward.lists.append((ListKind.INPUT, samples.tobytes()))
             forward.late = None
             return True
@@ -91,7 +94,7 @@ def _content(forward: Forward, inputs: Any, hint: int | None) -> None:
         return
     forward.content = found.content
     if found.samples is not None:
-        forward.flags |= ForwardFlag.HAS_DIGESTS
+        forward.flags |= HAS_DIGESTS
         forward.lists.append((ListKind.INPUT, found.samples.tobytes()))
 
 

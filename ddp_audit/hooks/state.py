@@ -53,6 +53,13 @@ MAX_BACKOFF = 12
 U32 = 0xFFFF_FFFF
 U16 = 0xFFFF
 
+# Plain integers: arithmetic on IntFlag members costs a microsecond each.
+NOGRAD = int(BatchFlag.NOGRAD)
+TRAIN_LAST, TRAIN_CO = int(BatchFlag.TRAIN_LAST), int(BatchFlag.TRAIN_CO)
+GRAD, SYNC = int(ForwardFlag.GRAD), int(ForwardFlag.SYNC)
+HAS_PARAMS, HAS_GRADS = int(StepFlag.HAS_PARAMS), int(StepFlag.HAS_GRADS)
+HAS_LOCAL_GRAD, ALL_STEPPED = int(StepFlag.HAS_LOCAL_GRAD), int(StepFlag.ALL_STEPPED)
+
 _journal = hook("journal")
 _channel = hook("channel")
 
@@ -526,7 +533,7 @@ class Probe:
                 self.candidates.remove(iteration)
             self.candidates.append(iteration)
             self.newest = iteration
-            iteration.nograd = bool(batch.flags & BatchFlag.NOGRAD)
+            iteration.nograd = bool(batch.flags & NOGRAD)
             iteration.nograd_forward = False
             self.pending.append(batch)
             self.pending_bytes += 64 + sum(len(values) for _, values in batch.lists)
@@ -563,9 +570,9 @@ class Probe:
         """A wrapped forward has begun."""
         with self.lock:
             self.forwards.append(forward)
-            if forward.flags & ForwardFlag.GRAD:
+            if forward.flags & GRAD:
                 self.num_forwards += 1
-                self.num_sync_forwards += bool(forward.flags & ForwardFlag.SYNC)
+                self.num_sync_forwards += bool(forward.flags & SYNC)
             else:
                 for candidate in self.candidates:
                     candidate.nograd_forward = True
@@ -607,9 +614,9 @@ class Probe:
             if not candidates and self.newest is not None:
                 candidates = [self.newest]
             for candidate in candidates[:-1]:
-                candidate.mark |= BatchFlag.TRAIN_CO
+                candidate.mark |= TRAIN_CO
             if candidates:
-                candidates[-1].mark |= BatchFlag.TRAIN_LAST
+                candidates[-1].mark |= TRAIN_LAST
             self.candidates = []
 
     # ------------------------------------------------------------- steps
@@ -646,7 +653,7 @@ class Probe:
                 iteration.mark = 0
             self.pending, self.pending_bytes = [], 0
             if not contents:
-                contents = [f.content for f in self.forwards if f.flags & ForwardFlag.GRAD and f.content]
+                contents = [f.content for f in self.forwards if f.flags & GRAD and f.content]
             for micro, forward in enumerate(self.forwards):
                 self._write_forward(forward, number, micro)
             self.forwards = []
@@ -654,10 +661,10 @@ class Probe:
             now = time.time()
             spent = CLOCK.spent_ns
             flags = (
-                (StepFlag.HAS_PARAMS if step.params else 0)
-                | (StepFlag.HAS_GRADS if step.grads else 0)
-                | (StepFlag.HAS_LOCAL_GRAD if self.local_grad else 0)
-                | (StepFlag.ALL_STEPPED if complete else 0)
+                (HAS_PARAMS if step.params else 0)
+                | (HAS_GRADS if step.grads else 0)
+                | (HAS_LOCAL_GRAD if self.local_grad else 0)
+                | (ALL_STEPPED if complete else 0)
             )
             serial = self.next_serial()
             head = (
@@ -702,9 +709,9 @@ class Probe:
     ) -> None:
         number, optimizer, generation, flags, *rest = head
         if step.grads:
-            flags |= StepFlag.HAS_GRADS
+            flags |= HAS_GRADS
         if step.params:
-            flags |= StepFlag.HAS_PARAMS
+            flags |= HAS_PARAMS
         self._row(
             STEP_ROW,
             STEP_STRUCT.pack(

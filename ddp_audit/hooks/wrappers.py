@@ -32,6 +32,8 @@ class Wrapper:
 
 WRAPPERS: WeakIdMap[Wrapper] = WeakIdMap()
 _next = [0]
+UNSETTLED: list[None] = []
+"""Not empty while fully sharded modules wait to be announced."""
 
 
 def _forget() -> None:
@@ -194,6 +196,7 @@ def _fsdp2(result: Any, mesh: Any) -> None:
         if WRAPPERS.get(module) is None:
             wrapper = Wrapper(number=-1, kind="fsdp2", location=user_location(2), sharded=True)
             WRAPPERS.set(module, wrapper)
+            UNSETTLED.append(None)
     PROBE.wrapper_seen = True
     PROBE.prove("wrapper")
 
@@ -201,6 +204,7 @@ def _fsdp2(result: Any, mesh: Any) -> None:
 def _settle() -> None:
     """Announce the roots among the fully sharded modules that are not announced yet."""
     waiting = [(m, w) for m, w in WRAPPERS.items() if w.kind == "fsdp2" and not w.announced]
+    UNSETTLED.clear()
     if not waiting:
         return
     inside: set[int] = set()
