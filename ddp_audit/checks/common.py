@@ -19,6 +19,9 @@ _WEIGHT = {
     Outcome.PASS: 3,
     Outcome.NOT_APPLICABLE: 4,
 }
+LOADER_HOOKS = ("dataloader", "stateful_dataloader", "nodes", "backward", "digest")
+"""Hooks without which training batches are not seen."""
+
 MAX_NAMED_STEPS = 16  # steps listed in a finding; the message says how many there are
 
 
@@ -38,6 +41,20 @@ def not_applicable(check: CheckInfo, message: str) -> Finding:
 def inconclusive(check: CheckInfo, message: str, why: str, **fields: Any) -> Finding:
     """The evidence is short; ``why`` says what would settle it."""
     return finding(check, Outcome.INCONCLUSIVE, message, why_inconclusive=why, **fields)
+
+
+def no_loader(check: CheckInfo, view: View) -> Finding:
+    """No training loader was seen: there is none, or the hook that sees it is off."""
+    off = view.hook_off(*LOADER_HOOKS)
+    if off is not None:
+        return inconclusive(check, "Whether there is a training loader could not be seen.", f"a run in which no {off}")
+    return not_applicable(check, "No training loader was seen.")
+
+
+def settled_by(view: View, evidence: str, *hooks: str) -> str:
+    """What would settle the question: the ``evidence``, or a run in which its hook is on."""
+    off = view.hook_off(*hooks)
+    return evidence if off is None else f"{evidence} (no {off})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -106,9 +123,10 @@ def not_comparable(check: CheckInfo, group: Group) -> Finding | None:
             if "--mesh" in (why or "")
             else "sample indices, batch contents or model inputs of every replica; record_samples(ids) gives them"
         )
+        off = group.view.hook_off(*LOADER_HOOKS, "forward")
         return inconclusive(
             check,
-            f"The samples of {ranks_text(group.ranks)} cannot be compared: {why or 'none were seen'}.",
+            f"The samples of {ranks_text(group.ranks)} cannot be compared: {off or why or 'none were seen'}.",
             settle,
             ranks=group.ranks,
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ddp_audit.checks.common import (
+    LOADER_HOOKS,
     dataset_word,
     finding,
     inconclusive,
+    no_loader,
     not_applicable,
     percent,
     ranks_text,
@@ -90,6 +92,8 @@ def run(view: View) -> Finding:
     """Count from how many workers of its rank each sample of an epoch came."""
     found = {rank: _rank(rank_view) for rank, rank_view in view.ranks.items()}
     judged = {rank: item for rank, item in found.items() if item is not None}
+    if not judged and view.hook_off(*LOADER_HOOKS) is not None:
+        return no_loader(CHECK, view)
     if not judged:
         return not_applicable(CHECK, "No iterable data set is read by two or more workers.")
     counted = {rank: item for rank, item in judged.items() if item[0] == "counted"}

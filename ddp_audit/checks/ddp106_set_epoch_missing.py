@@ -10,6 +10,7 @@ from ddp_audit.checks.common import (
     finding,
     inconclusive,
     loader_word,
+    no_loader,
     not_applicable,
     ranks_text,
 )
@@ -74,7 +75,7 @@ def _order(epoch: Epoch) -> int | None:
 def run(view: View) -> Finding:
     """Compare the order of consecutive finished epochs on each rank."""
     if not any(rank_view.training for rank_view in view.ranks.values()):
-        return not_applicable(CHECK, "No training loader was seen.")
+        return no_loader(CHECK, view)
     shuffling = {
         rank: _shuffles(rank_view.iterations[number].samplers)
         for rank, rank_view in view.ranks.items()

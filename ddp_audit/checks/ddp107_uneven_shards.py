@@ -8,6 +8,7 @@ from ddp_audit.checks.common import (
     dataset_word,
     finding,
     inconclusive,
+    no_loader,
     not_applicable,
     over_groups,
     ranks_text,
@@ -69,9 +70,13 @@ def _rows(group: Group) -> list[_Row]:
         for number in range(min(len(replica) for replica in mine)):
             row = [replica[number] for replica in mine]
             totals = [_total(epoch) for epoch in row]
-            if any(total is None for total in totals):
+            ends = [epoch.num_batches for epoch in row if epoch.complete]
+            # a stream of unknown length that was left early holds at least what was read of it
+            known = [e.num_batches if total is None else total for e, total in zip(row, totals, strict=True)]
+            if None in totals and (
+                not ends or any(k <= max(ends) for k, t in zip(known, totals, strict=True) if t is None)
+            ):
                 continue
-            known = [total for total in totals if total is not None]
             rows.append(_Row(number, row, known, [e.num_batches for e in row], not all(e.complete for e in row)))
     return rows
 
@@ -81,7 +86,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(CHECK, "Which ranks are replicas is unknown.", group.view.layout.unknown)
     reading = [reader for reader in group.readers if reader.training]
     if not reading:
-        return not_applicable(CHECK, "No training loader was seen.")
+        return no_loader(CHECK, group.view)
     if len(reading) < len(group.readers):
         return not_applicable(CHECK, "Only some ranks read; the others get their batches from them.")
     rows = _rows(group)

@@ -59,9 +59,11 @@ def run(view: View) -> Finding:
             f"a look at {others[0]}'s own group, which ddp-audit does not read",
             ranks=ranks,
         )
-    off = view.hook_off("group", "process_group")
+    off = view.hook_off("group")
     if off is not None:
-        return inconclusive(CHECK, "Whether a group was made could not be seen.", off, ranks=ranks)
+        return inconclusive(
+            CHECK, "Whether a group was made could not be seen.", f"a run in which no {off}", ranks=ranks
+        )
     alone = f"{ranks_text(ranks).capitalize()} took optimizer steps and never made a process group"
     return finding(
         CHECK,

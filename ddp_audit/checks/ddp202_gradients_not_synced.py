@@ -11,6 +11,7 @@ from ddp_audit.checks.common import (
     not_applicable,
     over_groups,
     ranks_text,
+    settled_by,
 )
 from ddp_audit.checks.streams import Group, View
 from ddp_audit.records import CheckInfo, Finding, Level, Outcome, Severity
@@ -54,6 +55,11 @@ def _judge(group: Group) -> Finding:
     if view.layout.unknown is not None or (group.level[0] is None and "--mesh" in (group.level[1] or "")):
         why = view.layout.unknown or group.level[1] or ""
         return inconclusive(CHECK, "Which ranks are replicas is unknown.", why, ranks=ranks)
+    unseen = view.hook_off("wrappers", "fsdp")
+    if unseen is not None and not any(info.wrappers for info in infos):
+        return inconclusive(
+            CHECK, "Whether a wrapper was built could not be seen.", f"a run in which no {unseen}", ranks=ranks
+        )
     others = sorted({name for info in infos for name in info.other_frameworks})
     optimizers = view.sync.optimizers(ranks)
     found: list[tuple[int, int, int]] = []  # differing steps, steps, optimizer
@@ -67,7 +73,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(
             CHECK,
             "Gradients were not hashed at enough common steps.",
-            view.hook_off("optimizer", "gradient") or f"gradient digests at {MIN_STEPS} common steps",
+            settled_by(view, f"gradient digests at {MIN_STEPS} common steps", "optimizer", "gradient"),
             ranks=ranks,
         )
     differing, num_steps, optimizer = max(found)

@@ -11,6 +11,7 @@ from ddp_audit.checks.common import (
     not_applicable,
     over_groups,
     ranks_text,
+    settled_by,
 )
 from ddp_audit.checks.streams import Group, View
 from ddp_audit.records import CheckInfo, Finding, Outcome, Severity, WrapperInfo
@@ -84,7 +85,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(
             CHECK,
             f"{len(steps)} of {num_steps} steps follow no forward of the wrapper.",
-            view.hook_off("optimizer", "gradient") or "gradient digests at those steps",
+            settled_by(view, "gradient digests at those steps", "optimizer", "gradient"),
             **facts,
         )
     if not different:

@@ -9,6 +9,7 @@ from ddp_audit.checks.common import (
     not_applicable,
     over_groups,
     ranks_text,
+    settled_by,
 )
 from ddp_audit.checks.streams import Group, View
 from ddp_audit.records import CheckInfo, Finding, Outcome, Severity
@@ -62,7 +63,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(
             CHECK,
             "The parameters before the first step were not hashed.",
-            view.hook_off("parameters", "optimizer") or "parameters of equal shape, hashed at the first step",
+            settled_by(view, "parameters of equal shape, hashed at the first step", "parameters", "optimizer"),
             ranks=ranks,
         )
     if not different:
@@ -90,7 +91,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(
             CHECK,
             f"The parameters of {ranks_text(ranks)} differ before the first step.",
-            view.hook_off("optimizer", "gradient") or "gradient digests, which tell whether gradients are shared",
+            settled_by(view, "gradient digests, which tell whether gradients are shared", "optimizer", "gradient"),
             **facts,
         )
     if equal < total / 2:

@@ -9,6 +9,7 @@ from ddp_audit.checks.common import (
     not_applicable,
     over_groups,
     ranks_text,
+    settled_by,
 )
 from ddp_audit.checks.streams import Group, View
 from ddp_audit.records import CheckInfo, Finding, Outcome, Severity
@@ -79,7 +80,7 @@ def _judge(group: Group) -> Finding:
         return inconclusive(
             CHECK,
             "Parameters were not hashed at common steps.",
-            view.hook_off("parameters", "optimizer") or "parameter digests after common steps",
+            settled_by(view, "parameter digests after common steps", "parameters", "optimizer"),
             **facts,
         )
     if None not in final and len(final) == 1:

@@ -479,6 +479,7 @@ class EpochSet:
     padding: int  # further reads that known or likely padding explains
     padding_known: bool
     step: int | None
+    by_content: bool = False  # samples are told apart by content: rows that are equal in the data look alike
 
     @property
     def samples(self) -> list[U64Array]:
@@ -627,7 +628,7 @@ class Group:
             for number in range(min(len(parts) for parts in mine)):
                 row = tuple(parts[number] for parts in mine)
                 if all(part.complete and part.samples is not None and len(part.samples) for part in row):
-                    found.append(_epoch_set(number, slot, row))
+                    found.append(_epoch_set(number, slot, row, by_content=level is not Level.L1))
         if not found:
             found = list(_implicit_epochs(self))
         return tuple(found)
@@ -854,7 +855,7 @@ def _rank_aware(readers: Sequence[RankView]) -> bool:
 # --------------------------------------------------------------------------- epochs of a group
 
 
-def _epoch_set(number: int, slot: int, parts: tuple[Epoch, ...]) -> EpochSet:
+def _epoch_set(number: int, slot: int, parts: tuple[Epoch, ...], *, by_content: bool) -> EpochSet:
     lengths = {part.loader.dataset_length if part.loader is not None else None for part in parts}
     length = next(iter(lengths)) if len(lengths) == 1 else None
     largest = max(len(part.last_batch) for part in parts)
@@ -872,7 +873,31 @@ def _epoch_set(number: int, slot: int, parts: tuple[Epoch, ...]) -> EpochSet:
         padding=padding,
         padding_known=known,
         step=parts[0].first_step,
+        by_content=by_content,
     )
+
+
+def _equal_rows(item: EpochSet) -> int:
+    """Further reads that rows of equal content explain.
+
+    Dealt out at random over R replicas, equal rows meet on two replicas R - 1 times as often as
+    on one and the same; pairs beyond that are samples that were really read twice.
+    """
+    values = np.concatenate(item.samples)
+    owners = np.repeat(np.arange(len(item.samples)), [len(part) for part in item.samples])
+    order = np.lexsort((owners, values))
+    values, owners = values[order], owners[order]
+    fresh = np.ones(len(values), dtype=np.bool_)
+    fresh[1:] = values[1:] != values[:-1]
+    runs = np.ones(len(values), dtype=np.bool_)
+    runs[1:] = fresh[1:] | (owners[1:] != owners[:-1])
+    times = np.diff(np.append(np.flatnonzero(fresh), len(values))).astype(np.float64)
+    times_own = np.diff(np.append(np.flatnonzero(runs), len(values))).astype(np.float64)
+    inside = float((times_own * (times_own - 1) / 2).sum())
+    across = float((times * (times - 1) / 2).sum()) - inside
+    if across <= 0:
+        return 0
+    return int(item.counts.num_overlap * min(1.0, (len(item.samples) - 1) * inside / across))
 
 
 def explained_padding(item: EpochSet) -> int:
@@ -882,15 +907,15 @@ def explained_padding(item: EpochSet) -> int:
     and only where no replica walks the whole set: then there is nothing to pad.
     """
     counts = item.counts
+    explained = _equal_rows(item) if item.by_content else 0
     if item.padding_known:
-        return min(counts.num_overlap, item.padding)
+        return min(counts.num_overlap, item.padding + explained)
     if int(counts.num_distinct_R.max()) >= 0.95 * counts.num_union:
         return 0
-    explained = 0
     for a, part in enumerate(item.parts):
         others = [s for b, s in enumerate(item.samples) if b != a]
         explained += int(np.isin(np.unique(part.last_batch), np.concatenate(others)).sum())
-    return min(counts.num_overlap, explained, item.padding)
+    return min(counts.num_overlap, explained)
 
 
 def _blocks(values_SR: U64Array) -> list[U64Array]:

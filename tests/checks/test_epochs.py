@@ -272,3 +272,22 @@ def test_border_of_dropped(tmp_path: Path, used: int, outcome: Outcome) -> None:
         for rank in range(2)
     ]
     assert finding(tmp_path, ranks, "DDP108").outcome is outcome
+
+
+def test_a_stream_of_unknown_length_that_hung(tmp_path: Path) -> None:
+    """No loader knows its length: rank 1 reached its end, rank 0 had read more and never ended."""
+    first, second = (
+        Rank(
+            epochs=[batches_of(range(1000 * rank, 1000 * rank + 4 * num), 4)],
+            samplers=(),
+            index=False,
+            dataset_iterable=True,
+            finished=rank == 1,
+            ended=rank == 1,
+            pid=2**22 + 1 + rank,
+        )
+        for rank, num in enumerate((13, 12))
+    )
+    found = finding(tmp_path, [first, second], "DDP107")
+    assert found.outcome is Outcome.FAIL
+    assert found.severity is Severity.ERROR

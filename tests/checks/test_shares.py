@@ -369,3 +369,20 @@ def test_epochs_of_one_step_are_judged_by_their_samples(tmp_path: Path) -> None:
     found = {item.id: item.outcome for item in audit.checks}
     assert found["DDP101"] is Outcome.INCONCLUSIVE
     assert found["DDP103"] is Outcome.FAIL
+
+
+def test_equal_rows_in_the_data_are_no_overlap(tmp_path: Path) -> None:
+    """A stream told apart by content, in which 60 of 300 rows come twice."""
+    ranks = [
+        Rank(
+            epochs=[batches_of([k // 2 if k < 120 else k for k in distributed(300, rank, 2, e)], 30) for e in range(2)],
+            samplers=(),
+            index=False,
+            dataset_iterable=True,
+        )
+        for rank in range(2)
+    ]
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    assert next(i for i in audit.checks if i.id == "DDP102").outcome is Outcome.PASS
+    assert audit.effective_gpus is not None
+    assert audit.effective_gpus >= 1.94
