@@ -188,14 +188,16 @@ class RankView:
         """Steps counted from the start of the attempt."""
         return steps.astype(np.int64) - self.base_step
 
-    def _training_rows(self) -> npt.NDArray[Any]:
+    def training_rows(self) -> npt.NDArray[Any]:
+        """Rows of BATCH that a backward and a step followed."""
         rows = self.batches
         chosen = (rows["step"] != NO_STEP) & ((rows["flags"] & int(TRAIN)) != 0)
         chosen &= np.isin(rows["iteration"], self.training)
         found: npt.NDArray[Any] = rows[chosen]
         return found
 
-    def _slot_of(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def slot_of(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The training loader's number, per row."""
         names = np.array(sorted(self.slots), dtype=np.int64)
         if not len(names):
             return np.zeros(len(rows), dtype=np.int64)
@@ -233,12 +235,12 @@ class RankView:
                 self.lists.find(rows["serial"], ListKind.INPUT),
                 self.lists.values,
             )
-        rows = self._training_rows()
+        rows = self.training_rows()
         flags = rows["flags"]
         by_index = level is Level.L1
         return _stream(
             self.relative(rows["step"]),
-            self._slot_of(rows),
+            self.slot_of(rows),
             rows["index" if by_index else "content"].astype(np.uint64),
             np.ones(len(rows), dtype=np.bool_)
             if by_index
@@ -583,16 +585,15 @@ class Group:
         return None, "no batch, index or model input was seen on every replica"
 
     def _sliced(self) -> bool:
-        """The job cuts the loader's batches after the loader: the model gets fewer samples than came."""
-        for level in (Level.L1, Level.L2):
-            for wide, narrow in zip(self.by_level[level], self.by_level[Level.L3], strict=True):
-                both, a, b = np.intersect1d(wide.steps, narrow.steps, return_indices=True)
-                if not len(both):
-                    continue
-                came, used = wide.num_S[a], narrow.num_S[b]
-                known = (came > 0) & (used > 0)
-                if known.any() and float(used[known].sum()) <= 0.75 * float(came[known].sum()):
-                    return True
+        """The job cuts batches after the loader: the model gets clearly fewer samples than any loader gave."""
+        for reader, narrow in zip(self.readers, self.by_level[Level.L3], strict=True):
+            rows = reader.training_rows()
+            rows = rows[np.isin(reader.relative(rows["step"]), narrow.steps)]
+            used = int(narrow.num_S[np.isin(narrow.steps, reader.relative(rows["step"]))].sum())
+            came = np.bincount(reader.slot_of(rows), weights=rows["num_samples"])
+            came = came[came > 0]
+            if used and len(came) and used <= 0.75 * float(came.min()):
+                return True
         return False
 
     @cached_property
