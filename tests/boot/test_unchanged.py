@@ -233,3 +233,18 @@ def test_the_loader_of_a_hooked_module_is_genuine(tmp_path: Path) -> None:
     probed = run((*PROBE, "job.py"), tmp_path)
     assert plain.returncode == 0
     assert probed.stdout.startswith(plain.stdout)
+
+
+def test_the_start_of_a_process_imports_next_to_nothing(tmp_path: Path) -> None:
+    """Time cannot be held on a busy machine, the modules that a start loads can: ours."""
+    code = (
+        "import os, sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); import sitecustomize; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    site = Path(__file__).resolve().parents[2] / "ddp_audit" / "boot" / "site"
+    env = environment(_DDP_AUDIT_SETTINGS="{}", _DDP_AUDIT_OUT=str(tmp_path))
+    env.pop("PYTHONPATH")
+    done = run((sys.executable, "-S", "-c", code, str(site)), tmp_path, env)
+    ours = {n for n in done.stdout.split() if n == "sitecustomize" or n.partition(".")[0] == "ddp_audit"}
+    assert "ddp_audit.boot.process" in ours, done.stderr
+    assert set(done.stdout.split()) - ours <= {"__future__"}
