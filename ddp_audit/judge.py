@@ -221,7 +221,7 @@ def _summaries(view: View) -> tuple[RankSummary, ...]:
     for rank, rank_view in view.ranks.items():
         level = level_of.get(rank) or Level.L1
         stream = rank_view.stream(level)
-        epochs = [epoch_of(rank_view, n, level if level is not Level.L3 else Level.L2) for n in rank_view.training]
+        epochs = [epoch_of(rank_view, n, Level.L2, with_samples=False) for n in rank_view.training]
         done = [epoch for epoch in epochs if epoch.complete] or implicit.get(rank, [])
         loader = epochs[0].loader if epochs else None
         found.append(
@@ -393,8 +393,7 @@ def _series(view: View, summaries: Sequence[RankSummary]) -> Series:
         shard_label="samples in the first finished epoch" if by_epoch else "samples in all steps",
         dataset_length=length,
         epoch_coverage=tuple(
-            (item.counts.num_union, item.length if item.length is not None else -1)
-            for item in epochs[:MAX_HEAT_BINS]
+            (item.counts.num_union, item.length if item.length is not None else -1) for item in epochs[:MAX_HEAT_BINS]
         ),
     )
 

@@ -58,9 +58,9 @@ def _epochs(view: RankView) -> dict[int, list[Epoch]]:
     for number in view.training:
         if _shuffles(view.iterations[number].samplers) is None:
             continue
-        epoch = epoch_of(view, number, Level.L1)
+        epoch = epoch_of(view, number, Level.L1, with_samples=False)
         if epoch.order is None:
-            epoch = epoch_of(view, number, Level.L2)
+            epoch = epoch_of(view, number, Level.L2, with_samples=False)
         if epoch.complete and epoch.num_samples >= MIN_SAMPLES:
             found.setdefault(epoch.slot, []).append(epoch)
     return found

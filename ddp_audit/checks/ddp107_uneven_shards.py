@@ -63,7 +63,7 @@ def _total(epoch: Epoch) -> int | None:
 
 
 def _rows(group: Group) -> list[_Row]:
-    parts = [[epoch_of(r, number, Level.L2) for number in r.training] for r in group.readers]
+    parts = [[epoch_of(r, number, Level.L2, with_samples=False) for number in r.training] for r in group.readers]
     rows: list[_Row] = []
     for slot in sorted({epoch.slot for mine in parts for epoch in mine}):
         mine = [[epoch for epoch in replica if epoch.slot == slot] for replica in parts]

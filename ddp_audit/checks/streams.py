@@ -274,6 +274,17 @@ class RankView:
         )
 
     @cached_property
+    def _by_iteration(self) -> tuple[npt.NDArray[Any], Mapping[int, tuple[int, int]]]:
+        """Rows of BATCH, one iteration after another, and where each begins and ends."""
+        return _grouped(self.batches)
+
+    def rows_of(self, iteration: int) -> npt.NDArray[Any]:
+        """Rows of one iteration, in order of their serial numbers."""
+        rows, where = self._by_iteration
+        begin, end = where.get(iteration, (0, 0))
+        return rows[begin:end]
+
+    @cached_property
     def steps_taken(self) -> npt.NDArray[np.int64]:
         """Relative numbers of this rank's optimizer steps, ascending, each once."""
         return np.unique(self.relative(self.steps["step"]))
@@ -325,18 +336,25 @@ def _complete(iteration: IterationInfo, loader: LoaderInfo | None, num_batches: 
     return iteration.finished or (length is not None and length > 0 and num_batches >= length)
 
 
-def epoch_of(view: RankView, number: int, level: Level) -> Epoch:
-    """Iteration ``number`` of a rank, with its samples at ``level`` (L1 or L2)."""
+def _grouped(batches: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Mapping[int, tuple[int, int]]]:
+    rows = batches[np.argsort(batches["iteration"], kind="stable")]
+    numbers, first, counts = np.unique(rows["iteration"], return_index=True, return_counts=True)
+    where = {int(n): (int(a), int(a + c)) for n, a, c in zip(numbers, first, counts, strict=True)}
+    return rows, where
+
+
+def epoch_of(view: RankView, number: int, level: Level, *, with_samples: bool = True) -> Epoch:
+    """Iteration ``number`` of a rank, with its samples at ``level`` (L1 or L2) where they are asked for."""
     info = view.iterations[number]
     loader = view.loaders.get(info.loader)
-    rows = view.batches[view.batches["iteration"] == number]
+    rows = view.rows_of(number)
     rows = rows[np.argsort(rows["ordinal"], kind="stable")]
     by_index = level is Level.L1
     digests = rows["index" if by_index else "content"].astype(np.uint64)
     there, offsets, lengths = view.lists.find(rows["serial"], ListKind.INDEX if by_index else ListKind.DIGEST)
     num_batches = max(info.num_batches, len(rows))
     all_rows = len(rows) == num_batches and num_batches > 0
-    listed = all_rows and bool(there.all())
+    listed = with_samples and all_rows and bool(there.all())
     order: int | None = None
     if all_rows and bool((digests != 0).all()):
         place = np.arange(1, len(rows) + 1, dtype=np.uint64) * _GOLDEN
@@ -403,15 +421,13 @@ def _training_iterations(batches: npt.NDArray[Any]) -> tuple[int, ...]:
     """An iteration trains when a batch of it was the newest before a backward, or a helper of
     that in two steps (or in the one step that a single batch can have)."""
     found: list[tuple[int, int]] = []
-    order = np.argsort(batches["iteration"], kind="stable")
-    sorted_rows = batches[order]
-    numbers, first, counts = np.unique(sorted_rows["iteration"], return_index=True, return_counts=True)
-    for number, begin, count in zip(numbers, first, counts, strict=True):
-        rows = sorted_rows[begin : begin + count]
+    sorted_rows, where = _grouped(batches)
+    for number, (begin, end) in where.items():
+        rows = sorted_rows[begin:end]
         flags = rows["flags"]
         with_co = len(np.unique(rows["step"][(flags & int(BatchFlag.TRAIN_CO)) != 0]))
-        if (flags & int(BatchFlag.TRAIN_LAST)).any() or with_co >= 2 or (with_co == 1 and count == 1):
-            found.append((int(rows["serial"].min()), int(number)))
+        if (flags & int(BatchFlag.TRAIN_LAST)).any() or with_co >= 2 or (with_co == 1 and len(rows) == 1):
+            found.append((int(rows["serial"].min()), number))
     return tuple(number for _, number in sorted(found))
 
 
@@ -432,8 +448,9 @@ def _slot_keys(
         place = loader.location if loader is not None else None
         by_site.setdefault((place.file, place.line) if place is not None else ("", 0), []).append(number)
     keys: dict[int, tuple[Any, ...]] = {}
+    sorted_rows, where = _grouped(batches)
     for site, numbers in by_site.items():
-        serials = {n: batches["serial"][batches["iteration"] == n] for n in numbers}
+        serials = {n: sorted_rows["serial"][slice(*where[n])] for n in numbers}
         sequence = [iterations[n].loader for n in numbers]
         blocks = [name for k, name in enumerate(sequence) if k == 0 or sequence[k - 1] != name]
         apart = all(
@@ -1264,6 +1281,7 @@ class Sync:
 
     def __init__(self, view: View) -> None:
         self.view = view
+        self._aligned: dict[tuple[int, ...], int | None] = {}
 
     def optimizers(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Numbers of the optimizers that every one of ``ranks`` stepped."""
@@ -1317,6 +1335,13 @@ class Sync:
         return float(np.mean(shares)) if shares else None
 
     def aligned_until(self, ranks: Sequence[int]) -> int | None:
+        """``_aligned_until``, worked out once per set of ranks."""
+        key = tuple(ranks)
+        if key not in self._aligned:
+            self._aligned[key] = self._aligned_until(key)
+        return self._aligned[key]
+
+    def _aligned_until(self, ranks: Sequence[int]) -> int | None:
         """First relative step from which step numbers of ranks no longer name the same update.
 
         Where one rank runs out of batches earlier than another (Join), its next step belongs to
@@ -1331,7 +1356,7 @@ class Sync:
                 slot = view.slots[number]
                 order = seen.get(slot, 0)
                 seen[slot] = order + 1
-                rows = view.batches[view.batches["iteration"] == number]
+                rows = view.rows_of(number)
                 used = rows["step"][rows["step"] != NO_STEP]
                 if len(used):
                     span = len(np.unique(used)), int(view.relative(used).max()) + 1
