@@ -350,9 +350,7 @@ def bench(case: Case, kind: str, quick: bool, with_hooks: bool) -> bool:
         rows, events, lists = disk(folder, found.num_steps)
         allowed = 2 * case.shape[0] * BYTES_PER_VALUE
         print(f"  journal rows        {rows:9.1f} bytes per step ({BYTES_PER_STEP} allowed)")
-        print(
-            f"  sample lists        {lists:9.1f} bytes per step ({allowed} allowed: {BYTES_PER_VALUE} per index and digest)"
-        )
+        print(f"  sample lists        {lists:9.1f} bytes per step ({allowed} allowed, {BYTES_PER_VALUE} per value)")
         print(
             f"  rare events         {events:9.1f} bytes per step, with an epoch every {BLOCK_STEPS} steps", flush=True
         )
