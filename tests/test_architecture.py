@@ -247,7 +247,8 @@ def test_each_check_has_a_file_named_by_id_and_kind() -> None:
     from ddp_audit.checks import ALL_CHECKS
 
     names = {path.stem for path in (PACKAGE / "checks").glob("ddp[0-9]*.py")}
-    assert names == {f"{info.id.lower()}_{info.kind.replace('-', '_')}" for info in (check.CHECK for check in ALL_CHECKS)}
+    infos = [check.CHECK for check in ALL_CHECKS]
+    assert names == {f"{info.id.lower()}_{info.kind.replace('-', '_')}" for info in infos}
 
 
 def test_schema_keys_are_frozen() -> None:
