@@ -39,7 +39,7 @@ def index_bytes(index: Any) -> bytes | None:
     return None
 
 
-def _take(record: Batch, data: Any, hint: int | None, step: int) -> None:
+def _take(record: Batch, data: Any, hint: int | None) -> None:
     whole = record.ordinal < WHOLE_BATCHES
     found = digest.batch_digest(data, hint, whole=whole)
     record.content = found.content
@@ -90,7 +90,6 @@ def make_batch(
         record.index = digest.bytes_digest(index)
         record.flags |= HAS_INDEX
         record.lists.append((ListKind.INDEX, index))
-    step = PROBE.next_step
-    if index is None or PROBE.due(step):
-        _take_safely(record, data, record.num_samples or batch_size, step)
+    if index is None or PROBE.due_next:
+        _take_safely(record, data, record.num_samples or batch_size)
     return record

@@ -57,7 +57,7 @@ def _enter(module: Any, args: Any, kwargs: Any) -> Forward | None:
     )
     pending = PROBE.pending
     # As the only data level it is taken at every step.
-    if grad and (not pending or PROBE.due(PROBE.next_step)):
+    if grad and (not pending or PROBE.due_next):
         hint = pending[-1].num_samples if pending else None
         _content(forward, (args, kwargs) if kwargs else args, hint)
     PROBE.add_forward(forward)

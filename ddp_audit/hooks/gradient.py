@@ -81,7 +81,7 @@ def _took(watched: Watched, parameter: Any) -> None:
     if wrapper is not None:
         watched.unsynced = not vars(wrapper).get("require_backward_grad_sync", True)
     gradient = parameter.grad
-    if not watched.clean or gradient is None or not PROBE.due(PROBE.next_step) or not _local(gradient):
+    if not watched.clean or gradient is None or not PROBE.due_next or not _local(gradient):
         _values.pop(watched.slot, None)
         return
     _values[watched.slot] = digest.sampled_digest(gradient, digest.GRADIENT_WORDS)
@@ -89,7 +89,7 @@ def _took(watched: Watched, parameter: Any) -> None:
 
 def _begins() -> None:
     """A backward begins: is what the gradients hold now local?"""
-    if not _watched or not PROBE.due(PROBE.next_step):
+    if not _watched or not PROBE.due_next:
         return
     for watched in _watched:
         parameter = watched.parameter()
@@ -117,7 +117,7 @@ FSDP_SLOT = 1000
 
 
 def _reduces(gradients: Any) -> None:
-    if not PROBE.due(PROBE.next_step) or not isinstance(gradients, list):
+    if not PROBE.due_next or not isinstance(gradients, list):
         return
     calls = sum(slot >= FSDP_SLOT for slot in _values)
     if calls >= 2:

@@ -46,6 +46,8 @@ MAX_PENDING = 4096  # batches without an optimizer step; more is an evaluation
 MAX_PENDING_BYTES = 8 << 20
 MAX_EARLY_BYTES = 8 << 20  # rows kept before the process has proven to be a rank
 MAX_EARLY_EVENTS = 2000
+LIST_STEPS = 8  # a write(2) costs as much as all else a step does
+MAX_WAITING_LISTS = 64
 BUDGET_NS = 100_000  # law 3
 BUDGET_SHARE = 0.01
 BUDGET_STEPS = 64
@@ -203,6 +205,7 @@ class Probe:
         self.candidates: list[Iteration] = []
         self.newest: Iteration | None = None
         self.round = -1
+        self.due_next = True  # ``due(next_step)``, asked several times per step
         self.stepped: set[int] = set()
         self.first_optimizers: set[int] = set()
         self.since: set[int] = set()
@@ -386,14 +389,20 @@ class Probe:
         item.reported = max(item.num_errors, 1)
         self.event("hook", asdict(HookState(hook=item.name, reason=item.reason, num_errors=item.num_errors)))
 
-    def flush(self) -> None:
-        """Hand buffered rows to the kernel."""
+    def flush(self, with_lists: bool = True) -> None:
+        """Hand buffered rows to the kernel.
+
+        Args:
+            with_lists: also the sample lists, which may lag a few steps behind their rows.
+        """
         if self.role != "rank":
             if self.early_bytes > MAX_EARLY_BYTES:
                 self.rows, self.lists, self.early_bytes = [], [], 0
             return
         rows, self.rows = self.rows, []
-        lists, self.lists = self.lists, []
+        lists: list[tuple[bytes, Iteration | None]] = []
+        if with_lists or len(self.lists) > MAX_WAITING_LISTS:
+            lists, self.lists = self.lists, []
         self.early_bytes = 0
         if self.journal is None:
             return
@@ -469,7 +478,9 @@ class Probe:
             self.iterations.append(iteration)
             self.event("iteration", {**fields, "iteration": iteration.number, "loader": loader})
             if self.journal is not None:
-                self.journal.next_segment()
+                self.flush()  # lists of the epoch before belong to its segment
+                if self.journal is not None:
+                    self.journal.next_segment()
             return iteration
 
     def bury(self) -> None:
@@ -697,8 +708,9 @@ class Probe:
                 self._write_late(False)
             if self.waiting:
                 self._ask_waiting()
-            self.flush()
+            self.flush(number % LIST_STEPS == 0 or number < ALWAYS_STEPS)
             self._watch_budget(now)
+            self.due_next = self.due(self.next_step)
             if contents:
                 self.last_content = contents[0] if len(contents) == 1 else digest.combine(contents)
             else:

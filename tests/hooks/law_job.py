@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
@@ -58,14 +58,14 @@ def compiled(order):
     counters = torch._dynamo.utils.counters
     counters.clear()
     if order == "compile(ddp)":
-        model = torch.compile(DDP(net), backend=backend)
+        model = torch.compile(DistributedDataParallel(net), backend=backend)
     elif order == "ddp.compile":
-        model = DDP(net)
+        model = DistributedDataParallel(net)
         model.compile(backend=backend)
     elif order == "ddp(compile)":
-        model = DDP(torch.compile(net, backend=backend, fullgraph=True))
+        model = DistributedDataParallel(torch.compile(net, backend=backend, fullgraph=True))
     else:
-        model = torch.compile(DDP(net), backend=backend, fullgraph=True)
+        model = torch.compile(DistributedDataParallel(net), backend=backend, fullgraph=True)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
     for i in range(3):
         optimizer.zero_grad()
@@ -88,7 +88,7 @@ def main():
     workers = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=2, persistent_workers=True)
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)
     net = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3))
-    model = DDP(net)
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for epoch in range(2):
@@ -134,7 +134,7 @@ def main():
     out["export_ddp"] = attempt(lambda: digest(str(torch.export.export(model, (torch.randn(8, 12),)).graph).encode()))
     out["fx"] = digest(str(torch.fx.symbolic_trace(net).graph).encode())
     functions = (
-        DDP.__init__, DDP.__call__, torch.autograd.backward, dist.init_process_group, DataLoader.__init__,
+        DistributedDataParallel.__init__, DistributedDataParallel.__call__, torch.autograd.backward, dist.init_process_group, DataLoader.__init__,
         DistributedSampler.set_epoch, torch.nn.DataParallel.__init__,
     )  # fmt: skip
     for function in functions:

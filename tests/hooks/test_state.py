@@ -48,7 +48,7 @@ def deliver(probe: Probe, iteration: Iteration, flags: int = 0) -> None:
             worker=-1,
             content=1,
             index=2,
-        ),  # fmt: skip
+        ),
     )
 
 
