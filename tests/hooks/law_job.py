@@ -134,7 +134,8 @@ def main():
     out["export_ddp"] = attempt(lambda: digest(str(torch.export.export(model, (torch.randn(8, 12),)).graph).encode()))
     out["fx"] = digest(str(torch.fx.symbolic_trace(net).graph).encode())
     functions = (
-        DistributedDataParallel.__init__, DistributedDataParallel.__call__, torch.autograd.backward, dist.init_process_group, DataLoader.__init__,
+        DistributedDataParallel.__init__, DistributedDataParallel.__call__,
+        torch.autograd.backward, dist.init_process_group, DataLoader.__init__,
         DistributedSampler.set_epoch, torch.nn.DataParallel.__init__,
     )  # fmt: skip
     for function in functions:
