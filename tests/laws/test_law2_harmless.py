@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
-from ddp_audit.hooks import HOOKS
+from ddp_audit.hooks.guard import HOOKS
 
 pytestmark = pytest.mark.distributed
 
