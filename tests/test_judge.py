@@ -129,6 +129,17 @@ def test_same_batches_everywhere_is_one(tmp_path: Path) -> None:
     assert failed(audit) == {"DDP101"}
 
 
+def test_same_batches_are_exactly_half(tmp_path: Path) -> None:
+    """Whatever unequal steps share by chance, at the border of two epochs: equal batches lose exactly half."""
+    epochs = [batches_of(permutation(160, epoch), 8) for epoch in range(3)]
+    ranks = [Rank(epochs=epochs, samplers=(BATCHED, RANDOM), dataset_length=160) for _ in range(2)]
+    share = View(evidence(tmp_path, ranks)).groups[0].step_share
+    assert share is not None
+    assert share.chance > 0
+    assert share.fraction == 0.5
+    assert audit_of(tmp_path / "again", ranks).distinct_fraction_epoch == 0.5
+
+
 def test_own_permutation_is_whole_by_step_and_one_by_epoch(tmp_path: Path) -> None:
     audit = audit_of(tmp_path, own_permutation())
     assert audit.distinct_fraction_step == 1.0
@@ -321,6 +332,36 @@ def test_rank_tables(tmp_path: Path) -> None:
     assert audit.loaders[0].dataset_length == 160
     assert audit.provenance.evidence_sha256
     assert audit.provenance.backend == "gloo"
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(1, None), (20, 950.0 / 19), (65, 20.0)])
+def test_cost_per_step_leaves_out_what_is_taken_on_purpose(
+    tmp_path: Path, num_steps: int, expected: float | None
+) -> None:
+    """1 ms of start-up, then 50 µs; from step 32 on 20 µs."""
+    ranks = sharded(num_steps * 16, 2, 1)
+    merged = evidence(tmp_path, ranks)
+    steps = np.array(merged.steps)
+    steps["probe_us"] = np.where(steps["step"] == 0, 1000, np.where(steps["step"] < 32, 50, 20))
+    found = judge(replace(merged, steps=steps), created=0.0).overhead.mean_us_per_step
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_cost_is_that_of_all_optimizers_of_a_step(tmp_path: Path) -> None:
+    merged = evidence(tmp_path, sharded(160, 1, 1))
+    twice = np.repeat(np.array(merged.steps), 2)
+    twice["optimizer"][1::2] = 1
+    keys = np.repeat(np.array(merged.steps_key), 2, axis=0)
+    assert judge(replace(merged, steps=twice, steps_key=keys), created=0.0).overhead.mean_us_per_step == 80
+
+
+def test_a_rank_without_an_end_is_a_note(tmp_path: Path) -> None:
+    ranks = sharded(160, 2, 2)
+    audit = audit_of(tmp_path, [ranks[0], replace(ranks[1], ended=False, pid=2**22 + 1)])
+    assert audit.provenance.notes == ("rank 1 did not end normally",)
+    assert audit.verdict is Verdict.PASS
+    running = replace(evidence(tmp_path / "b", [ranks[0], replace(ranks[1], ended=False)]), running=True)
+    assert judge(running, created=0.0).provenance.notes == ()
 
 
 @settings(max_examples=10, deadline=None)

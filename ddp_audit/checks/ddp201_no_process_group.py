@@ -35,7 +35,7 @@ def run(view: View) -> Finding:
     if world < 2:
         return not_applicable(CHECK, "The job has one rank.")
     if not journals:
-        return inconclusive(CHECK, "No rank was seen.", "a journal of a rank")
+        return inconclusive(CHECK, "No rank was seen.", "a journal of at least two ranks")
     with_group = [info for info in journals if info.groups]
     if with_group:
         size = max(group.world_size for info in with_group for group in info.groups)

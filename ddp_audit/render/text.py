@@ -18,7 +18,8 @@ def render(
     """The audit as lines of text, each at most ``width`` columns, with a final line feed.
 
     A job with verdict pass that has ended gets exactly three lines: headline, what the probe cost,
-    report path (two without a path).
+    report path (two without a path). Further lines only where something must be known: notes on
+    what was missing, and that the job still runs.
 
     Args:
         audit: what was judged.
@@ -50,8 +51,17 @@ def _healthy(page: _Page, audit: Audit) -> None:
             second.append(part)
     page.line("✔ pass  ", " · ".join(first), tone="pass", mark="✔ pass", wrap=False)
     page.line("", " · ".join(second), wrap=False)
+    _notes(page, audit)
     if audit.running:
         page.line("", _running(audit))
+
+
+def _notes(page: _Page, audit: Audit) -> None:
+    notes = audit.provenance.notes
+    for note in notes[:_MOST_NOTES]:
+        page.line("note: ", words.one_line(note), indent=6)
+    if len(notes) > _MOST_NOTES:
+        page.line("", f"{words.count(len(notes) - _MOST_NOTES, 'more note')} in the report")
 
 
 def _unhealthy(page: _Page, audit: Audit) -> None:
@@ -76,11 +86,7 @@ def _unhealthy(page: _Page, audit: Audit) -> None:
     off = sorted({words.one_line(state.hook) for state in audit.provenance.hook_states})
     if off:
         page.line("", f"hooks that were off: {', '.join(off)}", indent=2)
-    notes = audit.provenance.notes
-    for note in notes[:_MOST_NOTES]:
-        page.line("note: ", words.one_line(note), indent=6)
-    if len(notes) > _MOST_NOTES:
-        page.line("", f"{words.count(len(notes) - _MOST_NOTES, 'more note')} in the report")
+    _notes(page, audit)
     heads = [fault.finding for fault in words.faults(audit)] or words.with_tone(audit, "crashed", "inconclusive")
     parts = [", ".join(words.counts(audit)), *([f"ddp-audit explain {heads[0].id}"] if heads else [])]
     if page.fits("", parts):

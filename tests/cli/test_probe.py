@@ -158,6 +158,8 @@ class TestZeroRanks:
         assert done.returncode == 0, done.stderr
         found = reason(here / "o")
         assert f"No rank was seen: {found}" in " ".join(done.stdout.split())
+        assert " ".join(done.stdout.split()).count(found) == 1
+        assert found not in " ".join(done.stderr.split())
         return found
 
     def test_torch_never_imported(self, here: Path) -> None:

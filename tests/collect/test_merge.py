@@ -19,6 +19,7 @@ from ddp_audit.collect.merge import merge
 from ddp_audit.journal import MAGIC
 from ddp_audit.judge import judge
 from ddp_audit.records import Evidence, Verdict
+from ddp_audit.render import text
 
 DEAD_PID = 2**22 + 5  # above the largest number a process can have here
 
@@ -324,6 +325,8 @@ def test_a_job_of_which_no_rank_was_seen(tmp_path: Path) -> None:
     assert audit.verdict is Verdict.INCONCLUSIVE
     assert audit.ranks_seen == 0
     assert audit.headline == "No rank was seen: torch was never imported"
+    assert text.render(audit, color=False).count("torch was never imported") == 1
+    assert audit.effective_gpus_why == "no rank was seen"
 
 
 def test_lists_of_a_lost_segment_are_missing_not_wrong(tmp_path: Path) -> None:

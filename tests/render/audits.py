@@ -375,7 +375,7 @@ def nothing() -> Audit:
         samplers=(),
         series=Series(),
         effective_gpus_why="no rank was seen",
-        core_unanswered=("Did every expected rank report? None did: torch was never imported.",),
+        core_unanswered=("Did every expected rank report? None did.",),
         overhead=Overhead(mean_us_per_step=None, share_of_step=None, journal_bytes=0),
         provenance=replace(base.provenance, start=None, hosts=(), notes=("torch was never imported",)),
     )

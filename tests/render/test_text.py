@@ -79,6 +79,12 @@ def test_running_job_says_so() -> None:
         assert "the job is still running" in out
 
 
+def test_notes_are_shown_below_a_pass_too() -> None:
+    base = audits.passing()
+    noted = replace(base, provenance=replace(base.provenance, notes=("rank 1 did not end normally",)))
+    assert text.render(noted, color=False).splitlines()[2:] == ["note: rank 1 did not end normally"]
+
+
 @pytest.mark.parametrize("name", audits.GALLERY)
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("ascii_only", [False, True])
