@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes per store value: 1 MiB takes some 20 ms, more holds up other clients
 MAX_CARRIED = 64 << 20  # compressed bytes per rank; the store keeps them in rank 0's or the launcher's memory
 POLL_SECONDS = 0.02
+PLACE = "place"
+"""Key of a rank that knows where it writes; ``carries`` beside it when that is not rank 0's folder."""
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def one_node() -> bool:
+    """Whether the launcher's variables say that all ranks run on this node."""
+    local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return local is not None and local == world
 
 
 def journal_files(journal: Path) -> list[Path]:
@@ -118,9 +126,21 @@ def send(client: StoreClient, rank: int, block: bytes) -> None:
 
 
 def receive(client: StoreClient, world_size: int, folder: Path, limit: float, *, everyone: bool) -> None:
-    """Rank 0: wait until ``limit`` for the blocks of those that carry, and write them."""
-    waiting = {r for r in range(1, world_size) if everyone or client.peek(f"carries/{r}")}
-    while waiting:
+    """Rank 0: wait until ``limit`` for the blocks of those that carry, and write them.
+
+    A rank may not yet have found out where it writes when a short job ends on rank 0: it is waited for, too.
+    """
+    others = set(range(1, world_size))
+    waiting = others if everyone else set()
+    undecided = set() if everyone or one_node() else set(others)
+    if not everyone and not undecided:
+        waiting = {rank for rank in others if client.peek(f"carries/{rank}")}
+    while waiting or undecided:
+        for rank in sorted(undecided):
+            if client.peek(f"{PLACE}/{rank}") is not None:
+                undecided.discard(rank)
+                if client.peek(f"carries/{rank}"):
+                    waiting.add(rank)
         for rank in sorted(waiting):
             index = client.peek(f"index/{rank}")
             if index is None:
@@ -131,7 +151,7 @@ def receive(client: StoreClient, world_size: int, folder: Path, limit: float, *,
             waiting.discard(rank)
         if time.monotonic() > limit:
             return
-        if waiting:
+        if waiting or undecided:
             time.sleep(POLL_SECONDS)
 
 

@@ -260,8 +260,12 @@ class Channel:
                 (out / f".first-node-{token}").touch(mode=0o600)
             client.set("folder", json.dumps({"out": str(out), "token": token, "run_id": self.run_id}))
             return
-        if _on_first_node():
-            return
+        if not _on_first_node():
+            self._find_folder(client, out)
+        client.set(f"{carry.PLACE}/{self.identity.rank}", "1")
+
+    def _find_folder(self, client: StoreClient, out: Path) -> None:
+        """A rank of perhaps another node: rank 0's folder if it is visible here, else carry."""
         limit = time.monotonic() + min(FOLDER_SECONDS, self.settings.deadline)
         said = client.peek("folder")
         while said is None and time.monotonic() < limit:
@@ -410,8 +414,7 @@ def _on_first_node() -> bool:
     group_rank = os.environ.get("GROUP_RANK")
     if group_rank is not None:
         return group_rank == "0"
-    local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    return local is not None and local == world
+    return carry.one_node()
 
 
 def open_channel(settings: Settings, identity: Identity) -> Channel:
