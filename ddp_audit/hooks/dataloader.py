@@ -174,10 +174,10 @@ def _delivered(iterator: Any, data: Any, wait_ns: int) -> None:
     if known.constructing:
         return
     PROBE.wait_ns += wait_ns
-    if holding.content_only(known.record):
-        return  # a dispatcher: what it hands out counts, not what it reads
-    iteration = known.iteration or _first(known)
     held = holding.holder()
+    if held is not None and held.dispatcher:
+        return  # what it hands out counts, not what it reads
+    iteration = known.iteration or _first(known)
     batch = make_batch(iteration, data, index, known.worker, wait_ns, known.record.batch_size)
     if held is not None:
         held.hold(iteration, batch)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Any
 
 import numpy as np
+from torch import is_grad_enabled
 
 from ddp_audit.hooks import digest
 from ddp_audit.hooks.guard import hook
@@ -72,24 +72,13 @@ def make_batch(
         worker: -1 = main process or unknown.
         batch_size: of the loader, a hint for the batch axis.
     """
-    torch = sys.modules["torch"]
-    flags = 0 if torch.is_grad_enabled() else NOGRAD
-    record = Batch(
-        serial=PROBE.next_serial(),
-        iteration=iteration,
-        ordinal=iteration.num_batches,
-        num_samples=0,
-        wait_us=min(wait_ns // 1000, U32),
-        flags=flags,
-        worker=worker,
-        content=0,
-        index=0,
-    )
+    serial = PROBE.serial
+    PROBE.serial = serial + 1
+    flags = 0 if is_grad_enabled() else NOGRAD
+    record = Batch(serial, iteration, iteration.num_batches, 0, min(wait_ns // 1000, U32), flags, worker, 0, index)
     if index is not None:
         record.num_samples = len(index) // 8
-        record.index = digest.bytes_digest(index)
-        record.flags |= HAS_INDEX
-        record.lists.append((ListKind.INDEX, index))
+        record.flags = flags | HAS_INDEX
     if index is None or PROBE.due_next:
         _take_safely(record, data, record.num_samples or batch_size)
     return record

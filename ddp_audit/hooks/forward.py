@@ -98,13 +98,7 @@ def _content(forward: Forward, inputs: Any, hint: int | None) -> None:
         forward.lists.append((ListKind.INPUT, found.samples.tobytes()))
 
 
-def _leave(forward: Forward, spent_ns: int) -> None:
-    forward.forward_us = min(spent_ns // 1000, 0xFFFF_FFFF)
-    PROBE.forward_ns += spent_ns
-
-
 enter = _hook.protect(_enter)
-leave = _hook.protect(_leave)
 
 
 def _patched(call: Any, like: Any) -> Any:
@@ -123,7 +117,9 @@ def _patched(call: Any, like: Any) -> Any:
             return call(self, *args, **kwargs)
         finally:
             _local.inside = False
-            leave(forward, time.perf_counter_ns() - start)
+            spent_ns = time.perf_counter_ns() - start
+            forward.forward_us = min(spent_ns // 1000, 0xFFFF_FFFF)
+            PROBE.forward_ns += spent_ns
 
     return recorded
 
@@ -197,7 +193,9 @@ def install_compile(module: Any) -> None:
             return original(self, *args, **kwargs)
         finally:
             _local.inside = False
-            leave(forward, time.perf_counter_ns() - start)
+            spent_ns = time.perf_counter_ns() - start
+            forward.forward_us = min(spent_ns // 1000, 0xFFFF_FFFF)
+            PROBE.forward_ns += spent_ns
 
     kind.__call__ = recorded
 

@@ -65,7 +65,8 @@ def _watch(module: Any, number: int) -> None:
 def _make_hook(watched: Watched) -> Any:
     @unseen
     def fired(parameter: Any) -> None:
-        took(watched, parameter)
+        if PROBE.due_next:
+            took(watched, parameter)
 
     return fired
 
@@ -81,7 +82,7 @@ def _took(watched: Watched, parameter: Any) -> None:
     if wrapper is not None:
         watched.unsynced = not vars(wrapper).get("require_backward_grad_sync", True)
     gradient = parameter.grad
-    if not watched.clean or gradient is None or not PROBE.due_next or not _local(gradient):
+    if not watched.clean or gradient is None or not _local(gradient):
         _values.pop(watched.slot, None)
         return
     _values[watched.slot] = digest.sampled_digest(gradient, digest.GRADIENT_WORDS)
@@ -89,8 +90,6 @@ def _took(watched: Watched, parameter: Any) -> None:
 
 def _begins() -> None:
     """A backward begins: is what the gradients hold now local?"""
-    if not _watched or not PROBE.due_next:
-        return
     for watched in _watched:
         parameter = watched.parameter()
         gradient = parameter.grad if parameter is not None else None
@@ -103,6 +102,8 @@ def _begins() -> None:
 
 def take() -> int:
     """Digest of the local gradients of this step, 0 = none; and forget them."""
+    for watched in _watched:
+        watched.clean = watched.unsynced = False  # steps go by unwatched until the next look
     if not _values:
         return 0
     value = digest.combine([_values[slot] for slot in sorted(_values)])

@@ -6,6 +6,7 @@ inside ``step``, so gradients are read after it.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -25,7 +26,13 @@ _hook = hook("optimizer")
 _parameters = hook("parameters")
 MAX_GRADS = 64
 MAX_SAMPLED = 4096
-_local = threading.local()
+
+
+class _Local(threading.local):
+    stack: list[Any] | None = None  # weak references to the optimizers that are stepping in this thread
+
+
+_local = _Local()
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +57,7 @@ class Known:
     buffer: Any = None
     on_device: list[Any] = field(default_factory=list)  # weak references
     start_ns: int = 0
+    due: bool = False  # whether the dear signals are taken at the step under way
     grads: int = 0
     grad_list: bytes = b""
     late: Any = None
@@ -255,12 +263,14 @@ def _gradients(known: Known) -> None:
 
 
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    stack: list[Any] = _local.__dict__.setdefault("stack", [])
-    if any(reference() is optimizer for reference in stack):
+    stack = _local.stack
+    if stack is None:
+        stack = _local.stack = []
+    if stack and any(reference() is optimizer for reference in stack) and not _is_nested(optimizer):
         stack.clear()  # its last step ended in an exception
     stack.append(weakref.ref(optimizer))
     if len(stack) > 1:
-        return  # an optimizer inside another: ZeRO, SAM
+        return  # a step inside another: ZeRO, SAM, or a subclass whose ``step`` calls its parent's
     known = KNOWN.get(optimizer)
     if known is None:
         known = Known(number=_next[0])
@@ -270,13 +280,24 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not known.started:
         known.started = True
         first_step(optimizer, known)
-    known.grads, known.grad_list, known.late = 0, b"", None
-    if PROBE.due(number):
+    known.due = PROBE.due(number)
+    if known.due:
+        known.grads, known.grad_list, known.late = 0, b"", None
         if known.num_parameters != sum(len(g["params"]) for g in optimizer.param_groups):
             prepare(optimizer, known)
         if not has_closure(args, kwargs):
             gradients(known)
     known.start_ns = time.perf_counter_ns()
+
+
+def _is_nested(optimizer: Any) -> bool:
+    """Whether a step of this optimizer is running already: torch hooks ``step`` of each class in the chain."""
+    frame, steps = sys._getframe(1), 0
+    while frame is not None and steps < 2:
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
+            steps += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return steps >= 2
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:
@@ -296,7 +317,7 @@ def learning_rate(optimizer: Any) -> float:
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> bool:
     end = time.perf_counter_ns()
-    stack: list[Any] = _local.__dict__.setdefault("stack", [])
+    stack = _local.stack
     if not stack:
         return False
     stack.pop()
@@ -307,13 +328,13 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> bool:
         return False
     step = Step(optimizer=known.number, learning_rate=learning_rate(optimizer))
     step.optimizer_us = min(max(0, end - known.start_ns) // 1000, 0xFFFF_FFFF)
-    if PROBE.due(PROBE.round):
+    if known.due:
         if has_closure(args, kwargs):
             gradients(known)
         step.params = sampled(optimizer, known) or 0
         PROBE.local_grad = gradient.take()
         _device_parameters(known, step)
-    step.grads, step.grad_list = known.grads, known.grad_list
+        step.grads, step.grad_list = known.grads, known.grad_list
     PROBE.step(step)
     return True
 
@@ -355,7 +376,6 @@ sampled = _parameters.protect(_sampled)
 gradients = _parameters.protect(_gradients)
 before = _hook.protect(_before)
 after = _hook.protect(_after)
-tell = hook("channel").protect(PROBE.tell_channel)
 should_stop = hook("channel").protect(PROBE.should_stop)
 
 
@@ -393,8 +413,7 @@ def install(module: Any) -> None:
     def step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not after(optimizer, args, kwargs):
             return
-        tell()
-        if should_stop():
+        if PROBE.channel is not None and should_stop():
             raise SystemExit(0)
 
     pre(step_begins)

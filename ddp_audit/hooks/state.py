@@ -51,6 +51,8 @@ MAX_WAITING_LISTS = 64
 BUDGET_NS = 100_000  # law 3
 BUDGET_SHARE = 0.01
 BUDGET_STEPS = 64
+WRITE_STEPS = 8
+WRITE_SECONDS = 0.05
 MAX_BACKOFF = 12
 U32 = 0xFFFF_FFFF
 U16 = 0xFFFF
@@ -109,7 +111,8 @@ class Batch:
     flags: int
     worker: int
     content: int
-    index: int
+    indices: bytes | None = None  # int64, little-endian
+    index: int = 0  # digest of ``indices``, made when the row is packed
     lists: list[tuple[ListKind, bytes]] = field(default_factory=list)
 
 
@@ -197,6 +200,9 @@ class Probe:
         self.pending: list[Batch] = []
         self.pending_bytes = 0
         self.forwards: list[Forward] = []
+        self.unwritten: list[tuple[list[Batch], list[Forward], Step, int, int, tuple[Any, ...], tuple[Any, ...]]] = []
+        self.written_at = 0.0
+        self.data_ranks: tuple[int, ...] | None = None
         self.late: list[Forward | tuple[Step, int, int, tuple[Any, ...]]] = []
         self.waiting: list[tuple[Any, Any]] = []  # (arrived, then) of device_digest.when_arrived
         self.iterations: list[Iteration] = []
@@ -240,6 +246,7 @@ class Probe:
     def drop(self) -> None:
         """Forget all that was buffered."""
         self.events, self.rows, self.lists, self.pending, self.forwards = [], [], [], [], []
+        self.unwritten = []
 
     def forked(self) -> None:
         """In the child of a fork: undecided again, with a lock of its own."""
@@ -313,7 +320,7 @@ class Probe:
             "hash_name": digest.HASH_NAME,
             "launcher": launcher,
             "other_frameworks": [name for name in OTHER_FRAMEWORKS if name in sys.modules],
-            "run_id": settings.run_id,
+            "run_id": self.channel.run_id if self.channel is not None else settings.run_id,
             "form": settings.form,
         }
         self._write_event("start", fields)
@@ -341,6 +348,7 @@ class Probe:
             )
             assert self.settings is not None
             self.channel = open_channel(self.settings, identity)
+            self.channel.data_ranks = self.data_ranks
             return self.channel.folder
         except Exception as error:
             _channel.failed(error)
@@ -395,6 +403,8 @@ class Probe:
         Args:
             with_lists: also the sample lists, which may lag a few steps behind their rows.
         """
+        if self.unwritten:
+            self._pack()
         if self.role != "rank":
             if self.early_bytes > MAX_EARLY_BYTES:
                 self.rows, self.lists, self.early_bytes = [], [], 0
@@ -497,6 +507,10 @@ class Probe:
             self.iterations.remove(iteration)
             if iteration.nograd or iteration.nograd_forward:
                 self._release(iteration)
+            self.flush()
+            for batch in self.pending:
+                if batch.iteration is iteration:
+                    self._digest_indices(batch)  # read ahead: its step is still to come
             self.event(
                 "iteration_end",
                 {
@@ -528,35 +542,52 @@ class Probe:
                 self.bury()
             iteration.num_batches += 1
             iteration.num_samples += batch.num_samples
-            if batch.index:
-                iteration.index_digest = (
-                    digest.mix(((iteration.index_digest or 0) * digest._C1 + batch.index) & digest.MASK) or 1
+            if not batch.content:
+                iteration.content_digest = None
+            elif iteration.content_digest is not None:
+                iteration.content_digest = (
+                    digest.mix((iteration.content_digest * digest._C1 + batch.content) & digest.MASK) or 1
                 )
-            if iteration.content_digest is not None:
-                value = digest.mix((iteration.content_digest * digest._C1 + batch.content) & digest.MASK) or 1
-                iteration.content_digest = value if batch.content else None
-            for other in [c for c in self.candidates if c is not iteration]:
-                if other.exhausted or other.nograd or other.nograd_forward:
-                    self.candidates.remove(other)
-                    if other.nograd or other.nograd_forward:
-                        self._release(other)
-            if iteration in self.candidates:
-                self.candidates.remove(iteration)
+            if self.candidates:
+                for other in [c for c in self.candidates if c is not iteration]:
+                    if other.exhausted or other.nograd or other.nograd_forward:
+                        self.candidates.remove(other)
+                        if other.nograd or other.nograd_forward:
+                            self._release(other)
+                if iteration in self.candidates:
+                    self.candidates.remove(iteration)
             self.candidates.append(iteration)
             self.newest = iteration
             iteration.nograd = bool(batch.flags & NOGRAD)
             iteration.nograd_forward = False
             self.pending.append(batch)
-            self.pending_bytes += 64 + sum(len(values) for _, values in batch.lists)
+            self.pending_bytes += 64 + (len(batch.indices) if batch.indices is not None else 0)
+            for _, values in batch.lists:
+                self.pending_bytes += len(values)
             if len(self.pending) > MAX_PENDING or self.pending_bytes > MAX_PENDING_BYTES:
                 half = len(self.pending) // 2 + 1
                 for old in self.pending[:half]:
                     self._write_batch(old, NO_STEP)
                 del self.pending[:half]
-                self.pending_bytes = sum(64 + sum(len(v) for _, v in b.lists) for b in self.pending)
+                self.pending_bytes = sum(
+                    64 + len(b.indices or b"") + sum(len(v) for _, v in b.lists) for b in self.pending
+                )
                 self.flush()
 
+    @staticmethod
+    def _digest_indices(batch: Batch) -> None:
+        """Digest of a batch's indices, into the batch and its iteration; in order of delivery, once."""
+        if batch.indices is not None and not batch.index:
+            batch.index = digest.bytes_digest(batch.indices)
+            iteration = batch.iteration
+            iteration.index_digest = (
+                digest.mix(((iteration.index_digest or 0) * digest._C1 + batch.index) & digest.MASK) or 1
+            )
+
     def _write_batch(self, batch: Batch, step: int) -> None:
+        self._digest_indices(batch)
+        if batch.indices is not None:
+            self._list(batch.serial, ListKind.INDEX, batch.indices, batch.iteration)
         self._row(
             BATCH_ROW,
             BATCH_STRUCT.pack(
@@ -574,6 +605,12 @@ class Probe:
         )
         for kind, values in batch.lists:
             self._list(batch.serial, kind, values, batch.iteration)
+
+    def reads_apart_from(self, ranks: tuple[int, ...]) -> None:
+        """A wrapper shares gradients over these ranks: they must read different samples."""
+        self.data_ranks = ranks
+        if self.channel is not None:
+            self.channel.data_ranks = ranks
 
     # ------------------------------------------------------------- forward, backward
 
@@ -618,17 +655,16 @@ class Probe:
 
     def backward(self, spent_ns: int) -> None:
         """``torch.autograd.backward`` returned: what was delivered before it is training data."""
-        with self.lock:
-            self.num_backwards += 1
-            self.backward_ns += spent_ns
-            candidates = self.candidates
-            if not candidates and self.newest is not None:
-                candidates = [self.newest]
+        self.num_backwards += 1
+        self.backward_ns += spent_ns
+        candidates = self.candidates
+        if candidates:
+            self.candidates = []
+            candidates[-1].mark |= TRAIN_LAST
             for candidate in candidates[:-1]:
                 candidate.mark |= TRAIN_CO
-            if candidates:
-                candidates[-1].mark |= TRAIN_LAST
-            self.candidates = []
+        elif self.newest is not None:
+            self.newest.mark |= TRAIN_LAST
 
     # ------------------------------------------------------------- steps
 
@@ -653,21 +689,17 @@ class Probe:
             self.prove("optimizer")
             self.bury()
             number = self.round
-            marked = [b for b in self.pending if b.iteration.mark]
-            contents = [b.content or b.index for b in marked]
-            for batch in self.pending:
+            pending, forwards = self.pending, self.forwards
+            for batch in pending:
                 batch.flags |= batch.iteration.mark
-                self._write_batch(batch, number)
-            for batch in marked:
-                batch.iteration.mark = 0
+            self.last_content = 0
+            if number < ALWAYS_STEPS:
+                self.last_content = self._content_of(pending, forwards)
             for iteration in self.iterations:
                 iteration.mark = 0
-            self.pending, self.pending_bytes = [], 0
-            if not contents:
-                contents = [f.content for f in self.forwards if f.flags & GRAD and f.content]
-            for micro, forward in enumerate(self.forwards):
-                self._write_forward(forward, number, micro)
-            self.forwards = []
+            for batch in pending:
+                batch.iteration.mark = 0  # of iterations that have ended meanwhile
+            self.pending, self.pending_bytes, self.forwards = [], 0, []
             complete = self._count(step.optimizer, number)
             now = time.time()
             spent = CLOCK.spent_ns
@@ -696,25 +728,47 @@ class Probe:
                 step.optimizer_us,
                 _clip((spent - self.spent_before) / 1000),
             )
-            if step.late is not None and not step.late(False):
-                self.late.append((step, serial, self.local_grad, (head, tail)))
-            else:
-                self._write_step(step, serial, self.local_grad, head, tail)
+            self.unwritten.append((pending, forwards, step, serial, self.local_grad, head, tail))
             self.spent_before = spent
             self.num_backwards = self.num_forwards = self.num_sync_forwards = 0
             self.wait_ns = self.forward_ns = self.backward_ns = 0
             self.local_grad = 0
-            if self.late:
-                self._write_late(False)
             if self.waiting:
                 self._ask_waiting()
-            self.flush(number % LIST_STEPS == 0 or number < ALWAYS_STEPS)
+            # Packing several steps at once costs a fraction of packing each in a cold cache. A job
+            # that is killed loses at most its last 50 ms.
+            if number < ALWAYS_STEPS or len(self.unwritten) >= WRITE_STEPS or now - self.written_at > WRITE_SECONDS:
+                self.written_at = now
+                self.flush(number % LIST_STEPS == 0 or number < ALWAYS_STEPS)
             self._watch_budget(now)
-            self.due_next = self.due(self.next_step)
-            if contents:
-                self.last_content = contents[0] if len(contents) == 1 else digest.combine(contents)
+            self.due_next = self.due(number + 1)
+
+    @staticmethod
+    def _content_of(pending: list[Batch], forwards: list[Forward]) -> int:
+        """Digest of what was read for this step, for the live warning; 0 = not taken."""
+        marked = [b for b in pending if b.iteration.mark]
+        contents = [b.content or (digest.bytes_digest(b.indices) if b.indices is not None else 0) for b in marked]
+        if not contents:
+            contents = [f.content for f in forwards if f.flags & GRAD and f.content]
+        if not contents:
+            return 0
+        return contents[0] if len(contents) == 1 else digest.combine(contents)
+
+    def _pack(self) -> None:
+        """Make rows of the steps that wait for it."""
+        unwritten, self.unwritten = self.unwritten, []
+        for pending, forwards, step, serial, local_grad, head, tail in unwritten:
+            number = head[0]
+            for batch in pending:
+                self._write_batch(batch, number)
+            for micro, forward in enumerate(forwards):
+                self._write_forward(forward, number, micro)
+            if step.late is not None and not step.late(False):
+                self.late.append((step, serial, local_grad, (head, tail)))
             else:
-                self.last_content = 0
+                self._write_step(step, serial, local_grad, head, tail)
+        if self.late:
+            self._write_late(False)
 
     def _write_step(
         self, step: Step, serial: int, local_grad: int, head: tuple[Any, ...], tail: tuple[Any, ...]
@@ -773,29 +827,15 @@ class Probe:
             self.counted += 1
         return True
 
-    def tell_channel(self) -> None:
-        """After each step: how far this rank is."""
-        channel = self.channel
-        if channel is None or _channel.off:
-            return
-        try:
-            if _channel.broken:
-                raise guard.BrokenForTestError
-            channel.step_done(self.round, self.last_content, self.counted)
-        except Exception as error:
-            _channel.failed(error)
-
     def should_stop(self) -> bool:
-        """Whether all ranks agreed to leave after this step."""
+        """After each step: tell the channel how far this rank is, and whether all agreed to leave now."""
         channel = self.channel
-        if channel is None or self.stopped or _channel.off:
+        if channel is None:
             return False
-        try:
-            stop_at = channel.stop_at
-            if stop_at is None or self.counted < stop_at or not channel.confirm_stop(self.counted):
-                return False
-        except Exception as error:
-            _channel.failed(error)
+        channel.step_done(self.round, self.last_content, self.counted)
+        if channel.stop_at is None or self.stopped or self.counted < channel.stop_at:
+            return False
+        if not channel.confirm_stop(self.counted):
             return False
         self.stopped = True
         self.event("stopped", {"step": self.round})

@@ -109,6 +109,8 @@ def _announce(module: Any, wrapper: Wrapper, inner: Any, ranks: tuple[int, ...],
     wrapper.announced = True
     PROBE.wrapper_seen = True
     PROBE.prove("wrapper")
+    if len(ranks) > 1:
+        PROBE.reads_apart_from(ranks)
     PROBE.event(
         "wrapper",
         asdict(
