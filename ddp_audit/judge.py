@@ -422,6 +422,26 @@ def _not_ended(view: View) -> tuple[str, ...]:
     return (f"{ranks_text(ranks)} did not end normally",) if ranks else ()
 
 
+def _capped(evidence: Evidence) -> tuple[str, ...]:
+    """A note on journals that reached the disk cap: which sample lists and steps are there."""
+    capped = [info for info in evidence.journals if info.capped]
+    if not capped:
+        return ()
+    info = capped[0]
+    mine = evidence.batches[evidence.batches_key[:, 1] == info.journal]
+    with_lists = np.isin(mine["serial"], evidence.lists["serial"][evidence.lists["journal"] == info.journal])
+    seen = np.unique(mine["iteration"])
+    kept = [str(number) for number in seen if with_lists[mine["iteration"] == number].all()]
+    steps = evidence.steps["step"][evidence.steps_key[:, 1] == info.journal]
+    last = f", steps up to {int(steps.max())}" if len(steps) else ""
+    newest = max((i.iteration for i in info.iterations), default=0)
+    return (
+        f"the disk cap was reached on {ranks_text(tuple(sorted({one.rank for one in capped})))}; rank {info.rank} kept "
+        f"sample lists of iterations {', '.join(kept) or 'none'} of 0 to {newest}"
+        f"{last}, and digests of whole iterations",
+    )
+
+
 def _provenance(view: View, created: float) -> Provenance:
     evidence = view.evidence
     infos = [item.info for item in view.ranks.values()]
@@ -449,7 +469,7 @@ def _provenance(view: View, created: float) -> Provenance:
         evidence_sha256=evidence.sha256,
         evidence_version=evidence.version,
         command="ddp-audit report DIR --format html -o report.html",
-        notes=(*_not_ended(view), *evidence.notes),
+        notes=(*_not_ended(view), *_capped(evidence), *evidence.notes),
         hook_states=tuple(states[key] for key in sorted(states)),
     )
 

@@ -219,6 +219,7 @@ def test_options_are_frozen() -> None:
         "--require",
         "--abort-on",
         "--deadline",
+        "--disk-cap",
         "--no-live",
     }
 

@@ -126,6 +126,14 @@ def _require(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     show_default=True,
     help="Longest time that any wait of the probe may take.",
 )
+@click.option(
+    "--disk-cap",
+    metavar="MB",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Disk space per rank; beyond it the sample lists of the first and the newest epochs are kept.",
+)
 @click.option("--no-live", is_flag=True, help="Say nothing while the job runs.")
 @click.pass_context
 def command(
@@ -142,6 +150,7 @@ def command(
     require: tuple[str, ...],
     abort_on: str | None,
     deadline: float,
+    disk_cap: int,
     no_live: bool,
 ) -> None:
     """Run a training job, unchanged, and say whether its ranks do different work.
@@ -192,6 +201,7 @@ def command(
         abort_on=abort_on,
         deadline=deadline,
         live=not no_live,
+        cap_bytes=disk_cap << 20,
         python=sys.executable,
     )
     settings = _open(out, plan, options, require)
