@@ -82,8 +82,8 @@ def _rows(group: Group) -> list[_Row]:
 
 
 def _judge(group: Group) -> Finding:
-    if group.view.layout.unknown is not None:
-        return inconclusive(CHECK, "Which ranks are replicas is unknown.", group.view.layout.unknown)
+    if group.unknown is not None:
+        return inconclusive(CHECK, "Which ranks are replicas is unknown.", group.unknown)
     reading = [reader for reader in group.readers if reader.training]
     if not reading:
         return no_loader(CHECK, group.view)

@@ -52,9 +52,8 @@ def _judge(group: Group) -> Finding:
         return not_applicable(CHECK, "A data-parallel wrapper was built: DDP203 asks whether it is used.")
     if not any(len(view.ranks[rank].steps) for rank in ranks):
         return not_applicable(CHECK, "No optimizer step was taken.")
-    if view.layout.unknown is not None or (group.level[0] is None and "--mesh" in (group.level[1] or "")):
-        why = view.layout.unknown or group.level[1] or ""
-        return inconclusive(CHECK, "Which ranks are replicas is unknown.", why, ranks=ranks)
+    if group.unknown is not None:
+        return inconclusive(CHECK, "Which ranks are replicas is unknown.", group.unknown, ranks=ranks)
     unseen = view.hook_off("wrappers", "fsdp")
     if unseen is not None and not any(info.wrappers for info in infos):
         return inconclusive(

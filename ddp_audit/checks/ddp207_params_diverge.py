@@ -40,8 +40,8 @@ if loss_value > threshold * world_size:
 def _judge(group: Group) -> Finding:
     view = group.view
     ranks = tuple(replica[0] for replica in group.replicas)
-    if view.layout.unknown is not None:
-        return inconclusive(CHECK, "Which ranks are replicas is unknown.", view.layout.unknown, ranks=ranks)
+    if group.unknown is not None:
+        return inconclusive(CHECK, "Which ranks are replicas is unknown.", group.unknown, ranks=ranks)
     infos = [view.ranks[rank].info for rank in ranks]
     if not any(len(view.ranks[rank].steps) for rank in ranks):
         return not_applicable(CHECK, "No optimizer step was taken.")

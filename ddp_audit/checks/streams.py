@@ -557,28 +557,49 @@ class Group:
     @cached_property
     def level(self) -> tuple[Level | None, str | None]:
         """The level the data checks rest on, or why there is none."""
+        if self.unknown is not None:
+            return None, self.unknown
+        return self._level()
+
+    @cached_property
+    def unknown(self) -> str | None:
+        """Why it cannot be told which ranks hold copies of the model; ``None`` = it can."""
         if self.view.layout.unknown is not None:
-            return None, self.view.layout.unknown
-        level, why = self._level()
+            return self.view.layout.unknown
+        level = self._level()[0]
         if level is not None and self._split_by_hand(level):
-            return None, (
-                "the ranks read the same data, start from different parameters, have no wrapper and talk to each "
+            return (
+                "ranks that read the same data start from different parameters, have no wrapper and talk to each "
                 "other: this may be a model split by hand; name the axes, for instance --mesh tp=2"
             )
-        return level, why
+        return None
 
     def _split_by_hand(self, level: Level) -> bool:
-        """Looks like the parts of one model: equal data, unequal parameters, collectives of the job's own."""
+        """Looks like parts of one model: ranks with equal data and unequal parameters and gradients, which talk.
+
+        Only some ranks need to read alike: a model in two parts, copied twice, is two such pairs.
+        """
         infos = [reader.info for reader in self.readers]
         if len(infos) < 2 or any(info.wrappers or not info.num_other_collectives for info in infos):
             return False
-        first = [info.parameters[0].values_digest if info.parameters else None for info in infos]
-        if None in first or len(set(first)) == 1:
-            return False
         streams = self.by_level[level]
         steps = _common(streams)
-        orders = [stream.order_S[np.searchsorted(stream.steps, steps)] for stream in streams]
-        return bool(len(steps)) and all(np.array_equal(order, orders[0]) for order in orders[1:])
+        if not len(steps):
+            return False
+        alike: dict[bytes, list[JournalInfo]] = {}
+        for info, stream in zip(infos, streams, strict=True):
+            alike.setdefault(stream.order_S[np.searchsorted(stream.steps, steps)].tobytes(), []).append(info)
+        together = [members for members in alike.values() if len(members) > 1]
+        return bool(together) and all(self._parts(members) for members in together)
+
+    def _parts(self, members: Sequence[JournalInfo]) -> bool:
+        """They start from different parameters, and share no gradients as unlike copies would."""
+        first = [info.parameters[0].values_digest if info.parameters else None for info in members]
+        if None in first or len(set(first)) == 1:
+            return False
+        ranks = [info.rank for info in members]
+        gradients = [self.view.sync.gradients(ranks, number) for number in self.view.sync.optimizers(ranks)]
+        return not any(2 * int(compared.equal_S.sum()) > len(compared.steps) for compared in gradients)
 
     def _level(self) -> tuple[Level | None, str | None]:
         counts = {level: len(_common(streams)) for level, streams in self.by_level.items()}

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from ddp_audit.checks import ddp101_identical_data_across_ranks as ddp101
 from ddp_audit.checks.streams import View
+from ddp_audit.judge import judge
 from ddp_audit.records import Level, MeshInfo, Outcome, SamplerInfo
 
 
@@ -204,12 +205,41 @@ def test_parameters_of_other_shapes_ask_for_mesh(tmp_path: Path) -> None:
     assert "--mesh" in (found.why_inconclusive or "")
 
 
+def by_hand(starts: Sequence[int]) -> list[Rank]:
+    """Ranks without wrapper that talk, each with parameters and gradients of its own, reading from ``starts[rank]``."""
+    return [
+        ones(
+            range(start, start + 20),
+            wrapper=None,
+            initial=rank,
+            num_other_collectives=40,
+            grads=lambda step, rank=rank: 100 * (rank + 1) + step,
+            params=lambda step, rank=rank: 1000 * (rank + 1) + step,
+        )
+        for rank, start in enumerate(starts)
+    ]
+
+
 def test_model_split_by_hand_asks_for_mesh(tmp_path: Path) -> None:
     """No wrapper, equal data, unequal parameters, collectives of its own: a hand-made tensor-parallel model."""
-    ranks = [ones(range(20), wrapper=None, initial=rank, num_other_collectives=40) for rank in range(2)]
-    found = finding(tmp_path, ranks, "DDP101")
+    audit = judge(evidence(tmp_path, by_hand([0, 0])), created=0.0)
+    assert {item.id for item in audit.checks if item.outcome is Outcome.FAIL} == set(), "DDP207 included"
+    found = next(item for item in audit.checks if item.id == "DDP101")
     assert found.outcome is Outcome.INCONCLUSIVE
     assert "--mesh" in (found.why_inconclusive or "")
+
+
+def test_copies_of_a_model_split_by_hand_ask_for_mesh(tmp_path: Path) -> None:
+    """Two parts, two copies: only the parts of one copy read alike."""
+    found = finding(tmp_path, by_hand([0, 0, 500, 500]), "DDP101")
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "--mesh" in (found.why_inconclusive or "")
+
+
+def test_equal_gradients_are_copies_and_not_parts(tmp_path: Path) -> None:
+    """Averaged by hand and never broadcast: the ranks are replicas, so equal data are a fault."""
+    ranks = [replace(rank, grads=lambda step: 100 + step) for rank in by_hand([0, 0])]
+    assert finding(tmp_path, ranks, "DDP101").outcome is Outcome.FAIL
 
 
 WORLD_OF_ONE = sampler(1000, 0, 1)
