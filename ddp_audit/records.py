@@ -88,6 +88,7 @@ class ForwardFlag(IntFlag):
     WHOLE = 16
     OPAQUE = 32
     RECORDED = 64  # not a forward: ids given by ddp_audit.record_samples (a LIST of kind INDEX)
+    RESIZED = 128  # no input has as many numbers per sample as any part of the batches delivered before it
 
 
 class StepFlag(IntFlag):

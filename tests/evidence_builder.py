@@ -96,6 +96,7 @@ class Rank:
     whole_batches: int = 8  # of windowed epochs, batches hashed in full
     forward: bool = False  # L3
     forward_samples: Callable[[Sequence[int]], Sequence[int]] = lambda samples: samples
+    resized: bool = False  # what the model gets has no size of the batch
     recorded: bool = False
     workers: Callable[[int], int] = lambda ordinal: -1
     wrapper: str | None = "ddp"
@@ -328,6 +329,7 @@ class _Writer:
             fed = [content(index, spec.content_salt) for index in spec.forward_samples(used)]
             self.writer.lists(list_frame(serial, ListKind.INPUT, np.array(fed, dtype="<u8").tobytes()))
             flags = ForwardFlag.GRAD | ForwardFlag.SYNC | ForwardFlag.HAS_DIGESTS | ForwardFlag.WHOLE
+            flags |= ForwardFlag.RESIZED if spec.resized else ForwardFlag(0)
             row = (serial, self.round, 0, int(flags), 0, len(fed), 100, digest(fed))
             self.writer.rows(frame(FORWARD_ROW, FORWARD_STRUCT.pack(*row)))
         serial = self._next()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -559,7 +559,14 @@ class Group:
         """The level the data checks rest on, or why there is none."""
         if self.unknown is not None:
             return None, self.unknown
-        return self._level()
+        level, why = self._level()
+        if level in (Level.L1, Level.L2) and self._remade(level):
+            return None, (
+                "the ranks get equal batches and feed the model other inputs of another size: parts of each sample, "
+                "or what is generated from it. Name the axes, for instance --mesh cp=2, or call "
+                "ddp_audit.record_samples(ids) with what counts as a sample"
+            )
+        return level, why
 
     @cached_property
     def unknown(self) -> str | None:
@@ -582,15 +589,41 @@ class Group:
         infos = [reader.info for reader in self.readers]
         if len(infos) < 2 or any(info.wrappers or not info.num_other_collectives for info in infos):
             return False
+        together = self._alike(level)
+        return bool(together) and all(self._parts([infos[n] for n in members]) for members in together)
+
+    def _alike(self, level: Level) -> list[list[int]]:
+        """Positions of replicas that have the same samples at every common step, where there are several."""
         streams = self.by_level[level]
         steps = _common(streams)
         if not len(steps):
+            return []
+        alike: dict[bytes, list[int]] = {}
+        for number, stream in enumerate(streams):
+            alike.setdefault(stream.order_S[np.searchsorted(stream.steps, steps)].tobytes(), []).append(number)
+        return [members for members in alike.values() if len(members) > 1]
+
+    def _remade(self, level: Level) -> bool:
+        """Ranks that read alike feed the model inputs that differ, and are no batch of the loader by their size.
+
+        Context parallelism and generation look so. Noise on equal batches keeps the size: that is a fault.
+        """
+        streams = self.by_level[Level.L3]
+        steps = _common(streams)
+        together = self._alike(level)
+        if not together or len(steps) < MIN_STEPS:
             return False
-        alike: dict[bytes, list[JournalInfo]] = {}
-        for info, stream in zip(infos, streams, strict=True):
-            alike.setdefault(stream.order_S[np.searchsorted(stream.steps, steps)].tobytes(), []).append(info)
-        together = [members for members in alike.values() if len(members) > 1]
-        return bool(together) and all(self._parts(members) for members in together)
+        for members in together:
+            orders = [streams[n].order_S[np.searchsorted(streams[n].steps, steps)] for n in members]
+            if any(bool((one == other).any()) for one, other in combinations(orders, 2)):
+                return False
+            for number in members:
+                rows = self.readers[number].forwards
+                rows = rows[np.isin(self.readers[number].relative(rows["step"]), steps)]
+                rows = rows[(rows["flags"] & int(ForwardFlag.HAS_DIGESTS)) != 0]
+                if not bool(((rows["flags"] & int(ForwardFlag.RESIZED)) != 0).all()):
+                    return False
+        return True
 
     def _parts(self, members: Sequence[JournalInfo]) -> bool:
         """They start from different parameters, and share no gradients as unlike copies would."""

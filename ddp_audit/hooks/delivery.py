@@ -43,6 +43,7 @@ def _take(record: Batch, data: Any, hint: int | None) -> None:
     whole = record.ordinal < WHOLE_BATCHES
     found = digest.batch_digest(data, hint, whole=whole)
     record.content = found.content
+    record.sizes = digest.row_sizes(data, found.num_samples)
     if found.opaque:
         record.flags |= OPAQUE
     if found.windowed:

@@ -656,6 +656,31 @@ def _shape_hints(value: Any, dims: list[int], lists: list[int], depth: int, budg
                 _shape_hints(item, dims, lists, depth + 1, budget)
 
 
+def row_sizes(value: Any, rows: int) -> frozenset[int]:
+    """Numbers per sample of the dense leaves of ``rows`` samples; single ones (labels, lengths) are left out."""
+    sizes: set[int] = set()
+    if rows:
+        _row_sizes(value, rows, sizes, 0, [64])
+    return frozenset(sizes)
+
+
+def _row_sizes(value: Any, rows: int, sizes: set[int], depth: int, budget: list[int]) -> None:
+    budget[0] -= 1
+    if budget[0] < 0 or depth > 4:
+        return
+    dim = first_dim(value)
+    if dim is not None:
+        size = (value.size if isinstance(value, np.ndarray) else value.numel()) // dim if dim == rows else 0
+        if size > 1:
+            sizes.add(size)
+    elif isinstance(value, (list, tuple)):
+        for item in value[:16]:
+            _row_sizes(item, rows, sizes, depth + 1, budget)
+    elif not is_tensor(value) and (fields := mapping_of(value)) is not None:
+        for item in fields.values():
+            _row_sizes(item, rows, sizes, depth + 1, budget)
+
+
 def batch_axis(value: Any, hint: int | None) -> int:
     """Length of the leading batch axis; 0 when there is none.
 

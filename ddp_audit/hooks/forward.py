@@ -26,6 +26,7 @@ _compile = hook("compile")
 _local = threading.local()
 GRAD, SYNC, HAS_DIGESTS = int(ForwardFlag.GRAD), int(ForwardFlag.SYNC), int(ForwardFlag.HAS_DIGESTS)
 WINDOWED, WHOLE, OPAQUE = int(ForwardFlag.WINDOWED), int(ForwardFlag.WHOLE), int(ForwardFlag.OPAQUE)
+RESIZED = int(ForwardFlag.RESIZED)
 
 
 def _synced(module: Any) -> bool:
@@ -59,7 +60,13 @@ def _enter(module: Any, args: Any, kwargs: Any) -> Forward | None:
     # As the only data level it is taken at every step.
     if grad and (not pending or PROBE.due_next):
         hint = pending[-1].num_samples if pending else None
-        _content(forward, (args, kwargs) if kwargs else args, hint)
+        inputs = (args, kwargs) if kwargs else args
+        _content(forward, inputs, hint)
+        delivered = {size for batch in pending for size in batch.sizes}
+        if delivered:
+            sizes = digest.row_sizes(inputs, forward.num_samples)
+            if sizes and delivered.isdisjoint(sizes):
+                forward.flags |= RESIZED
     PROBE.add_forward(forward)
     _local.inside = True
     return forward

@@ -114,6 +114,7 @@ class Batch:
     indices: bytes | None = None  # int64, little-endian
     index: int = 0  # digest of ``indices``, made when the row is packed
     lists: list[tuple[ListKind, bytes]] = field(default_factory=list)
+    sizes: frozenset[int] = frozenset()  # numbers per sample of its parts
 
 
 @dataclass(slots=True, eq=False)

@@ -171,6 +171,34 @@ def test_slices_of_a_common_batch_are_healthy(tmp_path: Path) -> None:
     assert found.levels == (Level.L3,)
 
 
+@pytest.mark.parametrize(
+    ("differ", "resized", "outcome"),
+    [
+        pytest.param(True, True, Outcome.INCONCLUSIVE, id="halves-of-each-sequence"),
+        pytest.param(True, False, Outcome.FAIL, id="noise-on-equal-batches"),
+        pytest.param(False, True, Outcome.FAIL, id="the-same-made-on-each-rank"),
+    ],
+)
+def test_equal_batches_made_into_other_inputs(tmp_path: Path, differ: bool, resized: bool, outcome: Outcome) -> None:
+    """Context parallelism and generation start from equal batches; noise on equal batches is the fault itself."""
+    rows = batches_of(permutation(96, 3), 8)
+    ranks = [
+        rank_of(
+            rows,
+            forward=True,
+            resized=resized,
+            forward_samples=lambda samples, r=rank * differ: [1000 * (r + 1) + s for s in samples],
+        )
+        for rank in range(2)
+    ]
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    found = next(item for item in audit.checks if item.id == "DDP101")
+    assert found.outcome is outcome
+    if outcome is Outcome.INCONCLUSIVE:
+        assert not [item.id for item in audit.checks if item.outcome is Outcome.FAIL]
+        assert "--mesh" in (found.why_inconclusive or "")
+
+
 def test_recorded_samples_count_as_indices(tmp_path: Path) -> None:
     ranks = [
         Rank(epochs=[[[k] for k in range(10)]], index=False, content=False, recorded=True, location=None)

@@ -220,3 +220,12 @@ def test_dataset_fingerprint() -> None:
     assert digest.dataset_digest(TensorDataset(a)) == digest.dataset_digest(TensorDataset(a.clone()))
     assert digest.dataset_digest(TensorDataset(a)) != digest.dataset_digest(TensorDataset(b))
     assert digest.dataset_digest(object()) is None
+
+
+def test_sizes_of_a_sample_tell_a_part_from_a_batch() -> None:
+    tokens = torch.zeros(4, 16, dtype=torch.long)
+    batch = {"input_ids": tokens, "mask": np.ones((4, 8)), "labels": torch.zeros(4), "names": ["a"] * 4}
+    assert digest.row_sizes(batch, 4) == {16, 8}
+    assert digest.row_sizes(((tokens[:, :5],), {}), 4) == {5}
+    assert digest.row_sizes([tokens.t()], 4) == frozenset()
+    assert digest.row_sizes(tokens[:0], 0) == frozenset()
