@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ddp_audit import __version__
 from ddp_audit.checks import ALL_CHECKS, Check
 from ddp_audit.checks.common import count, ranks_text
-from ddp_audit.checks.streams import Epoch, EpochSet, Group, RankView, View, epoch_of
+from ddp_audit.checks.streams import MIN_STEPS, Epoch, EpochSet, Group, RankView, View, epoch_of
 from ddp_audit.collect.duplicates import coverage, distinct
 from ddp_audit.records import (
     Audit,
@@ -102,6 +102,14 @@ def _data_group(group: Group) -> DataGroup:
         step = _whole_batches(group)
         if step is not None:
             why = None
+    if level in (Level.L2, Level.L3) and len(group.replicas) > 1 and group.alike(level):
+        # constant data look as if every rank read the same; only indices tell equal samples apart
+        fewest = min(len(distinct(stream.order_S)) for stream in group.streams)
+        if fewest < MIN_STEPS:
+            step = epoch = None
+            why = (
+                f"samples cannot be told apart: a rank read only {count(fewest, 'distinct batch', 'distinct batches')}"
+            )
     return DataGroup(
         replicas=group.replicas,
         distinct_fraction_step=step,

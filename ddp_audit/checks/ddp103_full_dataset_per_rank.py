@@ -83,8 +83,9 @@ def _judge(group: Group) -> Finding:
             f"A replica reads {percent(share)} of the {whole} samples per epoch.",
             **facts,
         )
-    if not any(_orders_differ(item) for item in full):
-        return not_applicable(CHECK, "The replicas walk the data in the same order: that is DDP101's question.")
+    same_order = not any(_orders_differ(item) for item in full)
+    if same_order and group.all_alike:
+        return not_applicable(CHECK, "The replicas read the same at every step: that is DDP101's question.")
     if not group.whole_agree(full[0].samples):
         return inconclusive(
             CHECK, "Only windows of the samples were hashed.", "samples of which every byte can be hashed", **facts
@@ -97,7 +98,8 @@ def _judge(group: Group) -> Finding:
         cause = f"{told[0].class_name} believes the world is 1 rank"
         fix = f"build {told[0].class_name} after init_process_group, or pass num_replicas={len(group.replicas)} to it"
     elif leaf is not None:
-        cause = f"the sampler {leaf.class_name} does not know the ranks and has a seed of its own on each"
+        own = "" if same_order else " and has a seed of its own on each"
+        cause = f"the sampler {leaf.class_name} does not know the ranks{own}"
         fix = f"{name}(dataset, sampler=DistributedSampler(dataset)) in place of {leaf.class_name}"
     elif loader is not None and loader.dataset_iterable:
         cause = f"{dataset_word(loader)} is not split by rank"
@@ -110,7 +112,8 @@ def _judge(group: Group) -> Finding:
         CHECK,
         Outcome.FAIL,
         f"Each of {ranks_text(group.ranks)} read {percent(share)} of the {whole} samples in "
-        f"{len(full)} of {count(len(group.epochs), 'finished epoch')}, in different orders.",
+        f"{len(full)} of {count(len(group.epochs), 'finished epoch')}, "
+        f"in {'the same order but at other steps' if same_order else 'different orders'}.",
         severity=Severity.ERROR if meant else Severity.WARNING,
         cause=cause,
         fix=fix,

@@ -589,10 +589,10 @@ class Group:
         infos = [reader.info for reader in self.readers]
         if len(infos) < 2 or any(info.wrappers or not info.num_other_collectives for info in infos):
             return False
-        together = self._alike(level)
+        together = self.alike(level)
         return bool(together) and all(self._parts([infos[n] for n in members]) for members in together)
 
-    def _alike(self, level: Level) -> list[list[int]]:
+    def alike(self, level: Level) -> list[list[int]]:
         """Positions of replicas that have the same samples at every common step, where there are several."""
         streams = self.by_level[level]
         steps = _common(streams)
@@ -603,6 +603,12 @@ class Group:
             alike.setdefault(stream.order_S[np.searchsorted(stream.steps, steps)].tobytes(), []).append(number)
         return [members for members in alike.values() if len(members) > 1]
 
+    @property
+    def all_alike(self) -> bool:
+        """All replicas have the same samples at every common step."""
+        level = self.level[0]
+        return level is not None and [len(members) for members in self.alike(level)] == [len(self.replicas)]
+
     def _remade(self, level: Level) -> bool:
         """Ranks that read alike feed the model inputs that differ, and are no batch of the loader by their size.
 
@@ -610,7 +616,7 @@ class Group:
         """
         streams = self.by_level[Level.L3]
         steps = _common(streams)
-        together = self._alike(level)
+        together = self.alike(level)
         if not together or len(steps) < MIN_STEPS:
             return False
         for members in together:

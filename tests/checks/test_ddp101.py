@@ -162,6 +162,18 @@ def test_model_inputs_where_there_is_no_loader(tmp_path: Path) -> None:
     assert finding(tmp_path / "own", [hand_written(1), hand_written(2)], "DDP101").outcome is Outcome.PASS
 
 
+def test_constant_data_have_no_measure(tmp_path: Path) -> None:
+    """Synthetic benchmark input: neither a fault nor half the work is shown by it."""
+    ranks = [
+        Rank(epochs=[[[1, 2]] * 20], index=False, content=False, forward=True, location=None, finished=False)
+        for _ in range(2)
+    ]
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    assert not [item.id for item in audit.checks if item.outcome is Outcome.FAIL]
+    assert audit.effective_gpus is None
+    assert "1 distinct batch" in (audit.effective_gpus_why or "")
+
+
 def test_slices_of_a_common_batch_are_healthy(tmp_path: Path) -> None:
     """All ranks load the global batch, and each feeds its part to the model."""
     rows = batches_of(permutation(96, 3), 8)

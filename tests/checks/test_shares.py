@@ -198,6 +198,19 @@ def test_full_set_per_rank_is_found(tmp_path: Path) -> None:
     assert "RandomSampler" in (found.cause or "")
 
 
+def test_the_same_order_some_steps_apart(tmp_path: Path) -> None:
+    """Equal orders that never meet at a step are no identical batches, yet each rank reads everything."""
+    order = batches_of(permutation(160, 3), 8)
+    ranks = [Rank(epochs=epochs, samplers=(BATCHED, RANDOM), dataset_length=160)
+             for epochs in ([order, order, order], [order[:1], order, order])]  # fmt: skip
+    audit = judge(evidence(tmp_path, ranks), created=0.0)
+    found = {item.id: item for item in audit.checks}
+    assert found["DDP101"].outcome is Outcome.PASS
+    assert found["DDP103"].outcome is Outcome.FAIL
+    assert "same order but at other steps" in found["DDP103"].message
+    assert "seed of its own" not in (found["DDP103"].cause or "")
+
+
 def test_full_set_per_rank_is_an_error_when_it_was_to_be_split(tmp_path: Path) -> None:
     ranks = [replace(r, samplers=(BATCHED, sampler(160, 0, 1))) for r in walked_by_all()]
     found = finding(tmp_path, ranks, "DDP103")
