@@ -85,6 +85,16 @@ def main() -> NoReturn:
     sys.exit(run(sys.argv[1:]))
 
 
+def _stand_in_streams() -> None:
+    """A stream that was closed at start is ``None`` to Python: what we say then goes nowhere, as it was meant to.
+
+    The null device is not inherited, so a job finds its streams as closed as they were.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def run(args: list[str]) -> int:
     """Run the command line.
 
@@ -94,6 +104,7 @@ def run(args: list[str]) -> int:
     Returns:
         The exit code; what went wrong is one line on standard error.
     """
+    _stand_in_streams()
     try:
         value: Any = group.main(args=args, prog_name="ddp-audit", standalone_mode=False)
         sys.stdout.flush()

@@ -134,6 +134,19 @@ def test_no_rank_seen_the_jobs_code_stands(here: Path) -> None:
     assert run((*PROBE, "--fail-on", "error", "job.py"), here).returncode == 7
 
 
+def test_closed_streams_stay_closed_and_cost_nothing(here: Path) -> None:
+    """A daemon's job: standard output and error closed before the start."""
+    (here / "job.py").write_text(
+        "import os\nstates = []\nfor fd in (1, 2):\n    try:\n        os.fstat(fd)\n        states.append('open')\n"
+        "    except OSError:\n        states.append('closed')\nopen('states', 'w').write(' '.join(states))\n"
+    )
+    words = (*CLI, "probe", "--out", "out", sys.executable, "job.py")
+    done = run(("sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words), here)
+    assert done.returncode == 0
+    assert (here / "states").read_text() == "closed closed"
+    assert (here / "out" / "audit.json").exists()
+
+
 def test_a_bug_is_one_line_and_code_4(here: Path) -> None:
     code = (
         "import sys, ddp_audit.cli.main as m, ddp_audit.boot.command as c\n"
