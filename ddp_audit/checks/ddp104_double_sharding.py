@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ddp_audit.checks.common import (
     count,
     dataset_word,
@@ -14,6 +16,7 @@ from ddp_audit.checks.common import (
     short_of_epochs,
 )
 from ddp_audit.checks.streams import EpochSet, Group, View
+from ddp_audit.collect.duplicates import distinct
 from ddp_audit.records import CheckInfo, Finding, Level, Outcome, Severity
 
 SLACK = 1.1  # a second split leaves 1/N plus padding; a tenth more is allowed for it
@@ -28,7 +31,9 @@ CHECK = CheckInfo(
     explanation=(
         "In a finished epoch the union over replicas is counted against the length of the data set. The check fails "
         "when it is about 1/N of it and a rank-aware sampler in the chain dealt out more samples than its rank got: "
-        "something behind it split again. What drop_last can take (less than one batch per replica) is allowed for. "
+        "something behind it split again. It also fails when every rank "
+        "holds data of its own and a sampler for all ranks deals out 1/N of them. "
+        "What drop_last can take (less than one batch per replica) is allowed for. "
         "A run that stops inside the epoch, by a step limit for instance, is not judged, and a sampler that picks a "
         "subset on purpose is not taken for a split."
     ),
@@ -49,11 +54,48 @@ def _promised(item: EpochSet) -> tuple[int, str] | None:
     return None
 
 
+def _own_data(group: Group) -> Finding | None:
+    """Each rank holds a share as its data set, and a sampler for all ranks splits that again.
+
+    Proof: the sampler deals out 1/N of what a rank holds, yet over the epochs the ranks together read more
+    different samples than one rank's data set has. One data set listed in another order per rank cannot do that.
+    """
+    num = len(group.replicas)
+    parts = [part for item in group.epochs for part in item.parts]
+    lengths = [part.loader.dataset_length or 0 if part.loader is not None else 0 for part in parts]
+    chains = [[s for s in part.iteration.samplers if s.num_replicas == num] for part in parts]
+    if num < 2 or not all(chains) or not all(lengths) or group.index_space[0] is not False or not group.stable_content:
+        return None
+    batch = max(len(part.last_batch) for part in parts)
+    shares = [len(s) / length for s, length in zip((s for i in group.epochs for s in i.samples), lengths, strict=True)]
+    union = len(distinct(np.concatenate([s for item in group.epochs for s in item.samples])))
+    if max(shares) > SLACK / num + batch / min(lengths) or union <= SLACK * max(lengths):
+        return None
+    sampler = chains[0][0].class_name
+    return finding(
+        CHECK,
+        Outcome.FAIL,
+        f"Each of {ranks_text(group.ranks)} holds data of its own and reads {percent(max(shares))} of them per epoch: "
+        f"about 1/{num}.",
+        cause=f"{dataset_word(group.loader)} holds one rank's share, and {sampler} splits that by rank again",
+        fix=f"give {sampler} the whole data set, or shuffle each rank's share without it",
+        location=group.location,
+        measured=max(shares),
+        limit=SLACK / num,
+        unit="share of its own data that a replica reads in one epoch",
+        levels=levels_of(group),
+        ranks=group.ranks,
+    )
+
+
 def _judge(group: Group) -> Finding:
     short = short_of_epochs(CHECK, group)
     if short is not None:
         return short
     level = group.level[0]
+    own = _own_data(group) if level is Level.L2 else None
+    if own is not None:
+        return own
     lengths = [item.length for item in group.epochs]
     if level is not Level.L1 or not any(lengths):
         return not_applicable(CHECK, "No data set of known length is read by index.")

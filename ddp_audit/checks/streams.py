@@ -555,6 +555,11 @@ class Group:
         return _index_space(self)
 
     @cached_property
+    def stable_content(self) -> bool:
+        """On every replica an index that came again gave the same content again: no augmentation."""
+        return all(_digests_by_index(reader)[2] for reader in self.readers)
+
+    @cached_property
     def level(self) -> tuple[Level | None, str | None]:
         """The level the data checks rest on, or why there is none."""
         if self.unknown is not None:

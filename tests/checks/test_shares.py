@@ -321,6 +321,26 @@ def test_drop_last_twice_is_no_double_sharding(tmp_path: Path) -> None:
     assert finding(tmp_path, ranks, "DDP104").outcome is Outcome.PASS
 
 
+@pytest.mark.parametrize(
+    ("salts", "world_of_sampler", "outcome"),
+    [
+        pytest.param((0, 1), 2, Outcome.FAIL, id="a-share-split-by-all-ranks"),
+        pytest.param((0, 0), 2, Outcome.PASS, id="one-data-set"),
+        pytest.param((0, 1), 1, Outcome.NOT_APPLICABLE, id="local-shards-read-whole"),
+    ],
+)
+def test_a_share_of_its_own_split_again(
+    tmp_path: Path, salts: tuple[int, int], world_of_sampler: int, outcome: Outcome
+) -> None:
+    ranks = []
+    for rank, salt in enumerate(salts):
+        chain = (BATCHED, sampler(160, rank % world_of_sampler, world_of_sampler))
+        orders = [permutation(160, epoch)[rank % world_of_sampler :: world_of_sampler] for epoch in range(3)]
+        epochs = [batches_of(order, 8) for order in orders]
+        ranks.append(Rank(epochs=epochs, samplers=chain, dataset_length=160, content_salt=salt))
+    assert finding(tmp_path, ranks, "DDP104").outcome is outcome
+
+
 def test_a_chosen_half_is_no_double_sharding(tmp_path: Path) -> None:
     """A subset sampler that reads half of the set on purpose, split by rank once."""
     ranks = [
