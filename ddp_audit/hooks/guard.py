@@ -100,7 +100,10 @@ class Hook:
             self.reason = f"{type(error).__name__} in {self.name}"
         if self.num_errors >= MAX_ERRORS:
             self.off = True
-        on_change(self)
+        try:
+            on_change(self)
+        except Exception:
+            self.off = True  # what cannot even be noted must not be tried again
 
     def unavailable(self, what: str) -> None:
         """The target has not the shape this hook was written for."""

@@ -367,9 +367,10 @@ class Probe:
 
     def _journal_failed(self, error: BaseException) -> None:
         """A full disk or a read-only folder: the job goes on, without a journal."""
+        # First of all it is gone: noting the failure would write to it again.
+        journal, self.journal = self.journal, None
         _journal.failed(error)
         _journal.off = True
-        journal, self.journal = self.journal, None
         if journal is not None:
             with contextlib.suppress(OSError):
                 journal.close()

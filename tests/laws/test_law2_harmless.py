@@ -18,7 +18,7 @@ from ddp_audit.hooks.guard import HOOKS
 pytestmark = pytest.mark.distributed
 
 JOB = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -42,7 +42,9 @@ train(2)
 if mode == "reinit":
     dist.barrier()
     dist.destroy_process_group()
-    dist.init_process_group("gloo")
+    # Under torchrun a second env:// rendezvous finds the first one's keys and hangs, with or without a probe.
+    again = {"rank": int(os.environ["RANK"]), "world_size": 2, "init_method": f"file://{os.getcwd()}/again"}
+    dist.init_process_group("gloo", **again)
     train(2)
 if mode == "hard-exit" and dist.get_rank() == 1:
     import os
@@ -137,9 +139,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     filler = small_disk / "filler"
-    with open(filler, "wb") as file, contextlib.suppress(OSError):
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
-            file.flush()
+            pass
     run = run_job(JOB, cwd=tmp_path, out=small_disk / "audit")
     assert run.code == 0, run.log[-3000:]
     assert run.stdout.count("loss") == 2
@@ -152,10 +154,9 @@ def test_a_disk_that_fills_up_meanwhile(tmp_path: Path, small_disk: Path) -> Non
         """    time.sleep(1)
     if dist.get_rank() == 0:
         try:
-            with open(sys.argv[2], "wb") as file:
+            with open(sys.argv[2], "wb", buffering=0) as file:
                 while True:
                     file.write(b"x" * 4096)
-                    file.flush()
         except OSError:
             pass
     dist.barrier()
