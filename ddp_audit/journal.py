@@ -27,6 +27,7 @@ from ddp_audit.records import BATCH, FORWARD, STEP, ListKind
 
 MAGIC = b"ddp-audit journal 1\n"
 HEAD = struct.Struct("<IIB")
+_pack_head, _crc32 = HEAD.pack, zlib.crc32  # some four frames per step of a training job
 EVENT, BATCH_ROW, FORWARD_ROW, STEP_ROW, LIST_ROW = 1, 2, 3, 4, 5
 LIST_HEAD = struct.Struct("<IB")
 MAX_PAYLOAD = 1 << 28  # a longer claimed length is damage, not data
@@ -43,7 +44,7 @@ NAME = re.compile(r"rank(?P<rank>\d+)-r(?P<restart>\d+)-(?P<pid>\d+)-(?P<tag>[0-
 
 def frame(kind: int, payload: bytes) -> bytes:
     """One frame: head and payload."""
-    return HEAD.pack(len(payload), zlib.crc32(payload, kind), kind) + payload
+    return _pack_head(len(payload), _crc32(payload, kind), kind) + payload
 
 
 def file_name(rank: int, restart: int, pid: int, tag: str) -> str:

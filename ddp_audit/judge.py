@@ -149,6 +149,9 @@ def _gpus(value: float, world: int) -> str:
 # --------------------------------------------------------------------------- core questions
 
 
+MIN_UNEXPLAINED = 0.9  # healthy jobs measure at least 0.97; the gap leaves room for chance in short jobs
+
+
 def _zero_reason(evidence: Evidence) -> str:
     """Why no rank was seen, as half a sentence."""
     reason = evidence.command.zero_reason or "nothing wrote a journal"
@@ -177,6 +180,15 @@ def _core(view: View, findings: Sequence[Finding], groups: Sequence[DataGroup]) 
             why_not = _gradients_unanswered(view)
             if why_not is not None:
                 open_questions.append(f"Are gradients shared? Not answered: {why_not}.")
+    measured = [f for g in groups for f in (g.distinct_fraction_step, g.distinct_fraction_epoch) if f is not None]
+    explained = {item.id for item in findings if item.outcome is Outcome.FAIL and item.id < "DDP200"}
+    asked = any(question.startswith("Do replicas") for question in open_questions)
+    if measured and min(measured) < MIN_UNEXPLAINED and not explained and not failed & {"DDP201"} and not asked:
+        # A low measure that no check explains must never stand beside a pass.
+        open_questions.append(
+            f"Do replicas read different samples? {min(measured):.0%} of what they read was distinct, and no check "
+            "explains the rest."
+        )
     for name in evidence.command.require:
         item = by_id.get(name) or next((f for f in findings if f.kind == name), None)
         if item is None:

@@ -389,3 +389,13 @@ def test_names_of_samples_do_not_matter(step: int) -> None:
         turned = audit_of(Path(other), renamed)
     assert turned.effective_gpus == straight.effective_gpus
     assert outcomes(turned) == outcomes(straight)
+
+
+def test_a_low_measure_without_a_finding_is_no_pass(tmp_path: Path) -> None:
+    """Whatever the checks miss, "2 GPUs do the work of 1.0" never stands beside a pass."""
+    seen = evidence(tmp_path, same_batches())
+    quiet = [check for check in ALL_CHECKS if check.CHECK.id >= "DDP200"]
+    audit = judge(seen, checks=quiet, created=0.0)
+    assert audit.effective_gpus == pytest.approx(1.0)
+    assert audit.verdict is Verdict.INCONCLUSIVE
+    assert any("distinct" in question for question in audit.core_unanswered)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_audit.hooks import digest, holding, loaders, samplers
 from ddp_audit.hooks.delivery import index_bytes, make_batch
-from ddp_audit.hooks.guard import hook, unseen
+from ddp_audit.hooks.guard import BrokenForTestError, Hook, hook, unseen
 from ddp_audit.hooks.loaders import LOADERS, Loader
 from ddp_audit.hooks.places import user_location
 from ddp_audit.hooks.state import PROBE, Iteration, after_fork
@@ -208,7 +208,6 @@ def _worker_of(iterator: Any, worker: int) -> None:
 
 constructed = _hook.protect(_constructed)
 began = _hook.protect(_began)
-drew = _hook.protect(_drew)
 delivered = _hook.protect(_delivered)
 exhausted = _hook.protect(_exhausted)
 worker_of = _hook.protect(_worker_of)
@@ -268,7 +267,13 @@ def install(module: Any) -> None:
     @functools.wraps(next_index)
     def new_next_index(self: Any) -> Any:
         index = next_index(self)
-        drew(self, index)
+        if not (_hook.off or Hook.silent):  # in place of a guard: it runs for every batch
+            try:
+                if _hook.broken:
+                    raise BrokenForTestError
+                _drew(self, index)
+            except Exception as error:
+                _hook.failed(error)
         return index
 
     @unseen

@@ -29,7 +29,7 @@ MAX_SAMPLED = 4096
 
 
 class _Local(threading.local):
-    stack: list[Any] | None = None  # weak references to the optimizers that are stepping in this thread
+    stack: list[int] | None = None  # ids of the optimizers that are stepping in this thread
 
 
 _local = _Local()
@@ -266,9 +266,9 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     stack = _local.stack
     if stack is None:
         stack = _local.stack = []
-    if stack and any(reference() is optimizer for reference in stack) and not _is_nested(optimizer):
+    if stack and id(optimizer) in stack and not _is_nested(optimizer):
         stack.clear()  # its last step ended in an exception
-    stack.append(weakref.ref(optimizer))
+    stack.append(id(optimizer))
     if len(stack) > 1:
         return  # a step inside another: ZeRO, SAM, or a subclass whose ``step`` calls its parent's
     known = KNOWN.get(optimizer)

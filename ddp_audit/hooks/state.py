@@ -51,7 +51,7 @@ MAX_WAITING_LISTS = 64
 BUDGET_NS = 100_000  # law 3
 BUDGET_SHARE = 0.01
 BUDGET_STEPS = 64
-WRITE_STEPS = 8
+WRITE_STEPS = 16
 WRITE_SECONDS = 0.05
 MAX_BACKOFF = 12
 U32 = 0xFFFF_FFFF
@@ -201,7 +201,7 @@ class Probe:
         self.pending: list[Batch] = []
         self.pending_bytes = 0
         self.forwards: list[Forward] = []
-        self.unwritten: list[tuple[list[Batch], list[Forward], Step, int, int, tuple[Any, ...], tuple[Any, ...]]] = []
+        self.unwritten: list[tuple[list[Batch], list[Forward], Step, int, int, tuple[Any, ...]]] = []
         self.written_at = 0.0
         self.data_ranks: tuple[int, ...] | None = None
         self.late: list[Forward | tuple[Step, int, int, tuple[Any, ...]]] = []
@@ -429,10 +429,9 @@ class Probe:
             self._journal_failed(error)
 
     def _row(self, kind: int, payload: bytes) -> None:
-        data = frame(kind, payload)
-        self.rows.append(data)
+        self.rows.append(frame(kind, payload))
         if self.role != "rank":
-            self.early_bytes += len(data)
+            self.early_bytes += len(payload)
 
     def _list(self, serial: int, kind: ListKind, values: bytes, iteration: Iteration | None = None) -> None:
         self.lists.append((list_frame(serial, kind, values), iteration))
@@ -463,8 +462,6 @@ class Probe:
 
     def _watch_budget(self, now: float) -> None:
         """Back off when the probe's own time outgrows law 3; never in the first steps."""
-        if self.round < ALWAYS_STEPS or self.round % BUDGET_STEPS:
-            return
         before, self.window_start = self.window_start, (now, CLOCK.spent_ns, self.round)
         if before is None or self.round <= before[2]:
             return
@@ -688,8 +685,10 @@ class Probe:
             Nothing; the caller asks ``should_stop`` afterwards.
         """
         with self.lock:
-            self.prove("optimizer")
-            self.bury()
+            if self.role != "rank":
+                self.prove("optimizer")
+            if self.dead:
+                self.bury()
             number = self.round
             pending, forwards = self.pending, self.forwards
             for batch in pending:
@@ -705,32 +704,22 @@ class Probe:
             complete = self._count(step.optimizer, number)
             now = time.time()
             spent = CLOCK.spent_ns
-            flags = (
-                (HAS_PARAMS if step.params else 0)
-                | (HAS_GRADS if step.grads else 0)
-                | (HAS_LOCAL_GRAD if self.local_grad else 0)
-                | (ALL_STEPPED if complete else 0)
-            )
-            serial = self.next_serial()
-            head = (
+            serial = self.serial
+            self.serial = serial + 1
+            seen = (
                 number,
-                min(step.optimizer, U16),
-                max(0, self.generation_calls - 1),
-                flags,
-                min(self.num_backwards, U16),
-                min(self.num_forwards, U16),
-                min(self.num_sync_forwards, U16),
-                step.learning_rate,
-            )
-            tail = (
+                self.generation_calls - 1,
+                complete,
+                self.num_backwards,
+                self.num_forwards,
+                self.num_sync_forwards,
                 now,
-                _clip(self.wait_ns / 1000),
-                _clip(self.forward_ns / 1000),
-                _clip(self.backward_ns / 1000),
-                step.optimizer_us,
-                _clip((spent - self.spent_before) / 1000),
+                self.wait_ns,
+                self.forward_ns,
+                self.backward_ns,
+                spent - self.spent_before,
             )
-            self.unwritten.append((pending, forwards, step, serial, self.local_grad, head, tail))
+            self.unwritten.append((pending, forwards, step, serial, self.local_grad, seen))
             self.spent_before = spent
             self.num_backwards = self.num_forwards = self.num_sync_forwards = 0
             self.wait_ns = self.forward_ns = self.backward_ns = 0
@@ -742,7 +731,8 @@ class Probe:
             if number < ALWAYS_STEPS or len(self.unwritten) >= WRITE_STEPS or now - self.written_at > WRITE_SECONDS:
                 self.written_at = now
                 self.flush(number % LIST_STEPS == 0 or number < ALWAYS_STEPS)
-            self._watch_budget(now)
+            if number >= ALWAYS_STEPS and not number % BUDGET_STEPS:
+                self._watch_budget(now)
             self.due_next = self.due(number + 1)
 
     @staticmethod
@@ -759,31 +749,49 @@ class Probe:
     def _pack(self) -> None:
         """Make rows of the steps that wait for it."""
         unwritten, self.unwritten = self.unwritten, []
-        for pending, forwards, step, serial, local_grad, head, tail in unwritten:
-            number = head[0]
+        for pending, forwards, step, serial, local_grad, seen in unwritten:
+            number = seen[0]
             for batch in pending:
                 self._write_batch(batch, number)
             for micro, forward in enumerate(forwards):
                 self._write_forward(forward, number, micro)
             if step.late is not None and not step.late(False):
-                self.late.append((step, serial, local_grad, (head, tail)))
+                self.late.append((step, serial, local_grad, seen))
             else:
-                self._write_step(step, serial, local_grad, head, tail)
+                self._write_step(step, serial, local_grad, seen)
         if self.late:
             self._write_late(False)
 
-    def _write_step(
-        self, step: Step, serial: int, local_grad: int, head: tuple[Any, ...], tail: tuple[Any, ...]
-    ) -> None:
-        number, optimizer, generation, flags, *rest = head
-        if step.grads:
-            flags |= HAS_GRADS
-        if step.params:
-            flags |= HAS_PARAMS
+    def _write_step(self, step: Step, serial: int, local_grad: int, seen: tuple[Any, ...]) -> None:
+        number, generation, complete, num_backwards, num_forwards, num_sync_forwards, now, *times = seen
+        wait, forward, backward, spent = (_clip(value / 1000) for value in times)
+        flags = (
+            (HAS_PARAMS if step.params else 0)
+            | (HAS_GRADS if step.grads else 0)
+            | (HAS_LOCAL_GRAD if local_grad else 0)
+            | (ALL_STEPPED if complete else 0)
+        )
         self._row(
             STEP_ROW,
             STEP_STRUCT.pack(
-                serial, number, optimizer, generation, flags, *rest, step.params, step.grads, local_grad, *tail
+                serial,
+                number,
+                min(step.optimizer, U16),
+                max(0, generation),
+                flags,
+                min(num_backwards, U16),
+                min(num_forwards, U16),
+                min(num_sync_forwards, U16),
+                step.learning_rate,
+                step.params,
+                step.grads,
+                local_grad,
+                now,
+                wait,
+                forward,
+                backward,
+                step.optimizer_us,
+                spent,
             ),
         )
         if step.grad_list:
@@ -801,11 +809,11 @@ class Probe:
                 step, micro = item.late_at
                 self._write_forward(item, step, micro)
             else:
-                record, serial, local_grad, (head, tail) = item
+                record, serial, local_grad, seen = item
                 if record.late is not None and not record.late(last) and not last:
                     self.late.append(item)
                     continue
-                self._write_step(record, serial, local_grad, head, tail)
+                self._write_step(record, serial, local_grad, seen)
 
     def _ask_waiting(self) -> None:
         """Events whose values come back from a device."""
