@@ -416,15 +416,16 @@ def _series(view: View, summaries: Sequence[RankSummary]) -> Series:
         loader = group.loader
         length = loader.dataset_length if loader is not None else None
         epochs = [item for item in group.epochs if not group.with_replacement]
+    shards = tuple(
+        (item.shard_length or 0) if by_epoch else item.num_samples for item in summaries if item.rank in shown
+    )
     return Series(
         heat=heat,
         heat_ranks=heat_ranks,
         heat_steps=heat_steps,
         overlap=overlap,
         overlap_ranks=overlap_ranks,
-        shards=tuple(
-            (item.shard_length or 0) if by_epoch else item.num_samples for item in summaries if item.rank in shown
-        ),
+        shards=shards if any(shards) else (),  # nothing known is no bar of height 0
         shard_ranks=tuple(item.rank for item in summaries if item.rank in shown),
         shard_label="samples in the first finished epoch" if by_epoch else "samples in all steps",
         dataset_length=length,
@@ -539,6 +540,8 @@ def _headline(view: View, findings: Sequence[Finding], effective: float | None, 
     told = lead.title or lead.kind
     if lead.id in ("DDP201", "DDP202", "DDP203", "DDP206") and effective is not None and effective >= HEALTHY * world:
         return f"{who} train apart: {told[0].lower()}{told[1:]}"
+    if effective is not None and effective >= HEALTHY * world:
+        return f"{who}: {told[0].lower()}{told[1:]}"  # "the work of 2" would sound like praise
     return f"{base}: {told[0].lower()}{told[1:]}"
 
 

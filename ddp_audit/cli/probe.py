@@ -92,7 +92,7 @@ def _require(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Take the dear signals only at steps divisible by N.",
+    help="Take costly signals (content, gradients, parameters) only at steps divisible by N.",
 )
 @click.option(
     "--collector",

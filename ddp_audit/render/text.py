@@ -45,7 +45,12 @@ def _healthy(page: _Page, audit: Audit) -> None:
     # What does not fit beside the headline moves to the second line, so that it stays three lines.
     for fact in facts:
         (first if page.fits("✔ pass  ", [*first, fact]) else second).append(fact)
-    answers = [part for part in words.counts(audit) if not part.endswith("passed")]
+    # A pass must not hide what was not judged; the report says why and what would settle it.
+    not_judged = [finding.id for finding in words.with_tone(audit, "inconclusive")]
+    if not_judged:
+        names = ", ".join([not_judged[0], *(name.removeprefix("DDP") for name in not_judged[1:])])
+        second.append(f"not judged: {names}")
+    answers = [part for part in words.counts(audit) if not part.endswith(("passed", "inconclusive"))]
     for part in answers:
         if page.fits("", [*second, part]):
             second.append(part)
