@@ -275,6 +275,11 @@ class WrapperInfo:
     broadcast_buffers: bool | None
     location: Location | None
     params_digest: int | None = None  # sampled fingerprint just after wrapping
+    # DDP's own log at the end, means over the iterations it samples (every 100th), microseconds
+    forward_us: int | None = None
+    backward_us: int | None = None
+    communication_us: int | None = None
+    overlap_us: int | None = None  # part of the communication that backward compute hides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -418,5 +418,5 @@ def install(module: Any) -> None:
 
     pre(step_begins)
     post(step_ended)
-    group.before_destroy.append(final)
-    PROBE.at_exit.append(final)
+    group.before_destroy.extend((final, wrappers.times))
+    PROBE.at_exit.extend((final, wrappers.times))

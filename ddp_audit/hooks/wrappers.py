@@ -28,6 +28,7 @@ class Wrapper:
     location: Location | None = None
     announced: bool = False
     sharded: bool = False
+    info: WrapperInfo | None = None
 
 
 WRAPPERS: WeakIdMap[Wrapper] = WeakIdMap()
@@ -111,25 +112,41 @@ def _announce(module: Any, wrapper: Wrapper, inner: Any, ranks: tuple[int, ...],
     PROBE.prove("wrapper")
     if len(ranks) > 1:
         PROBE.reads_apart_from(ranks)
-    PROBE.event(
-        "wrapper",
-        asdict(
-            WrapperInfo(
-                wrapper=wrapper.number,
-                kind=wrapper.kind,
-                module_class=flags.pop("module_class", None) or type(inner).__name__,
-                group_ranks=ranks,
-                mesh=mesh_info(mesh),
-                num_parameters=len(parameters),
-                num_trainable=sum(bool(p.requires_grad) for p in parameters),
-                num_buffers=num_buffers(inner),
-                find_unused_parameters=flags.get("find_unused_parameters"),
-                broadcast_buffers=flags.get("broadcast_buffers"),
-                location=wrapper.location,
-                params_digest=sampled,
-            )
-        ),
+    wrapper.info = WrapperInfo(
+        wrapper=wrapper.number,
+        kind=wrapper.kind,
+        module_class=flags.pop("module_class", None) or type(inner).__name__,
+        group_ranks=ranks,
+        mesh=mesh_info(mesh),
+        num_parameters=len(parameters),
+        num_trainable=sum(bool(p.requires_grad) for p in parameters),
+        num_buffers=num_buffers(inner),
+        find_unused_parameters=flags.get("find_unused_parameters"),
+        broadcast_buffers=flags.get("broadcast_buffers"),
+        location=wrapper.location,
+        params_digest=sampled,
     )
+    PROBE.event("wrapper", asdict(wrapper.info))
+
+
+DDP_TIMES = {  # our field: DDP's, in nanoseconds
+    "forward_us": "avg_forward_compute_time",
+    "backward_us": "avg_backward_compute_time",
+    "communication_us": "avg_backward_comm_time",
+    "overlap_us": "avg_backward_compute_comm_overlap_time",
+}
+
+
+def _times() -> None:
+    """Tell what DDP logged of its own times, once the job is over. Reading the log copies numbers, no more."""
+    for module, wrapper in WRAPPERS.items():
+        if wrapper.kind != "ddp" or wrapper.info is None:
+            continue
+        log = module._get_ddp_logging_data()
+        times = {ours: int(log[theirs]) // 1000 for ours, theirs in DDP_TIMES.items() if log.get(theirs)}
+        if times:
+            PROBE.event("wrapper", {**asdict(wrapper.info), **times})
+        wrapper.info = None  # once: at the end of the group, else at that of the process
 
 
 def _new(module: Any, kind: str) -> Wrapper:
@@ -230,6 +247,7 @@ def _settle() -> None:
 
 
 settle = _fsdp.protect(_settle)
+times = _hook.protect(_times)
 ddp = _hook.protect(_ddp)
 data_parallel = _hook.protect(_data_parallel)
 fsdp1 = _fsdp.protect(_fsdp1)

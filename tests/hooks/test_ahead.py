@@ -112,3 +112,32 @@ def test_fully_sharded(tmp_path: Path) -> None:
         assert (journal.steps["local_grad"] != 0).all()
     first, second = (result.journals[rank].steps["local_grad"] for rank in range(2))
     assert not (first == second).any()
+
+
+DDP = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(120):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.distributed
+def test_times_come_from_the_log_of_ddp(tmp_path: Path) -> None:
+    result = probed.run(tmp_path, DDP, nproc=2)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        assert not result.events("hook", rank)
+        first, last = result.events("wrapper", rank)
+        assert first["communication_us"] is None
+        assert last["communication_us"] > 0
+        assert last["backward_us"] > 0
+        assert first["wrapper"] == last["wrapper"]
