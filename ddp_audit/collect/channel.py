@@ -159,11 +159,6 @@ def _connect(identity: Identity) -> StoreClient | None:
     return StoreClient(store, prefix, watch, store)
 
 
-def has_launcher_store() -> bool:
-    """Whether the store belongs to the launcher and so outlives process groups and ranks."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 class Channel:
     """One rank's end of the conversation. Made by ``open_channel``.
 
@@ -240,11 +235,6 @@ class Channel:
             pass
         finally:
             client.close()
-
-    def before_destroy(self, journal: Path | None) -> None:
-        """The job is about to destroy its group: a store that lives in rank 0 ends with it."""
-        if not has_launcher_store():
-            self.close(journal)
 
     # ---- opening
 

@@ -212,7 +212,7 @@ class Probe:
         self.candidates: list[Iteration] = []
         self.newest: Iteration | None = None
         self.round = -1
-        self.due_next = True  # ``due(next_step)``, asked several times per step
+        self.due_next = True  # ``due(round + 1)``, asked several times per step
         self.stepped: set[int] = set()
         self.first_optimizers: set[int] = set()
         self.since: set[int] = set()
@@ -233,7 +233,6 @@ class Probe:
         self.num_other_collectives = 0
         self.wrapper_seen = False
         self.last_content = 0
-        self.failed_events = 0
         self.at_exit: list[Callable[[], None]] = list(getattr(self, "at_exit", ()))
 
     # ------------------------------------------------------------- roles
@@ -445,11 +444,6 @@ class Probe:
         return number
 
     # ------------------------------------------------------------- schedule
-
-    @property
-    def next_step(self) -> int:
-        """The step that what happens now belongs to, as far as can be known."""
-        return self.round + 1
 
     @property
     def every(self) -> int:
